@@ -1,0 +1,139 @@
+#include "comm/mpi/mpi_communicator.h"
+
+#include <algorithm>
+
+#include "comm/mpi/mpi_call.h"
+#include "core/partition.h"
+
+namespace kdtree {
+
+namespace {
+
+MPI_Comm duplicate_of_world() {
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return comm;
+}
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+int size_of(MPI_Comm comm) {
+  int size = 0;
+  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  return size;
+}
+
+std::int64_t row_bytes(const ConstTensorView& view) {
+  return view.shape().row_elements() * dtype_bytes(view.dtype());
+}
+
+}  // namespace
+
+MpiCommunicator::MpiCommunicator()
+    : comm_(duplicate_of_world()),
+      rank_(rank_in(comm_)),
+      world_size_(size_of(comm_)),
+      watch_(rank_, world_size_, collective_time_limit()) {}
+
+MpiCommunicator::~MpiCommunicator() { MPI_Comm_free(&comm_); }
+
+void MpiCommunicator::fill_layout(Layout& layout, std::span<const std::int64_t> rows, std::int64_t row_bytes) {
+  check(static_cast<int>(rows.size()) == world_size_, "{} row counts for {} ranks", rows.size(), world_size_);
+  layout.counts.resize(rows.size());
+  layout.displacements.resize(rows.size());
+  std::int64_t total = 0;
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    layout.counts[rank] = mpi_count(rows[rank] * row_bytes);
+    layout.displacements[rank] = mpi_count(total);
+    total += rows[rank] * row_bytes;
+  }
+  layout.total = mpi_count(total);
+}
+
+// MPI_Allreduce may choose its order of addition by the message size. Here each rank sums one part of x in rank order
+// and the parts are gathered again, so an element's bits depend on the ranks' values alone.
+void MpiCommunicator::all_reduce_sum(TensorView x, Stream /*stream*/, CollectiveLabel label) {
+  check(x.contiguous(), "all_reduce_sum needs a contiguous tensor");
+  const CollectiveWatch::Scope scope(watch_, "all_reduce_sum", label);
+  float* values = x.data<float>();
+  const std::int64_t count = x.num_elements();
+  const auto ranks = static_cast<std::size_t>(world_size_);
+  received_.counts.assign(ranks, 0);
+  received_.displacements.assign(ranks, 0);
+  sent_.counts.resize(ranks);
+  sent_.displacements.resize(ranks);
+  const Range own = partition(count, world_size_, rank_);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const Range part = partition(count, world_size_, static_cast<std::int64_t>(rank));
+    sent_.counts[rank] = mpi_count(part.size());
+    sent_.displacements[rank] = mpi_count(part.begin);
+    received_.counts[rank] = mpi_count(own.size());
+    received_.displacements[rank] = mpi_count(static_cast<std::int64_t>(rank) * own.size());
+  }
+  parts_.resize(std::max(parts_.size(), static_cast<std::size_t>(own.size()) * ranks));
+  check_mpi(MPI_Alltoallv(values, sent_.counts.data(), sent_.displacements.data(), MPI_FLOAT, parts_.data(),
+                          received_.counts.data(), received_.displacements.data(), MPI_FLOAT, comm_),
+            "MPI_Alltoallv");
+  float* sum = values + own.begin;
+  const auto size = static_cast<std::size_t>(own.size());
+  std::copy_n(parts_.begin(), size, sum);
+  for (std::size_t rank = 1; rank < ranks; ++rank) {
+    const float* part = parts_.data() + rank * size;
+    for (std::size_t i = 0; i < size; ++i) {
+      sum[i] += part[i];
+    }
+  }
+  check_mpi(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, values, sent_.counts.data(),
+                           sent_.displacements.data(), MPI_FLOAT, comm_),
+            "MPI_Allgatherv");
+}
+
+void MpiCommunicator::broadcast(TensorView x, int root, Stream /*stream*/, CollectiveLabel label) {
+  check(x.contiguous(), "broadcast needs a contiguous tensor");
+  const CollectiveWatch::Scope scope(watch_, "broadcast", label);
+  check_mpi(MPI_Bcast(x.raw(), mpi_count(x.bytes()), MPI_BYTE, root, comm_), "MPI_Bcast");
+}
+
+void MpiCommunicator::all_gather(ConstTensorView part, TensorView whole, Stream /*stream*/, CollectiveLabel label) {
+  check(part.contiguous() && whole.contiguous() && whole.bytes() == part.bytes() * world_size_,
+        "all_gather of {} bytes a rank into {} bytes", part.bytes(), whole.bytes());
+  const CollectiveWatch::Scope scope(watch_, "all_gather", label);
+  const auto* own_block = static_cast<const std::byte*>(whole.raw()) + rank_ * part.bytes();
+  const void* sent = part.raw() == own_block ? MPI_IN_PLACE : part.raw();
+  const int count = mpi_count(part.bytes());
+  check_mpi(MPI_Allgather(sent, count, MPI_BYTE, whole.raw(), count, MPI_BYTE, comm_), "MPI_Allgather");
+}
+
+void MpiCommunicator::all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
+                                      Stream /*stream*/, CollectiveLabel label) {
+  check(part.contiguous() && whole.contiguous() && row_bytes(part) == row_bytes(whole),
+        "all_gather_rows: rows of {} and {} bytes", row_bytes(part), row_bytes(whole));
+  fill_layout(received_, rows, row_bytes(whole));
+  check(received_.total == whole.bytes() && rows[static_cast<std::size_t>(rank_)] == part.size(0),
+        "all_gather_rows: counts do not match the tensors");
+  const CollectiveWatch::Scope scope(watch_, "all_gather_rows", label);
+  check_mpi(MPI_Allgatherv(part.raw(), mpi_count(part.bytes()), MPI_BYTE, whole.raw(), received_.counts.data(),
+                           received_.displacements.data(), MPI_BYTE, comm_),
+            "MPI_Allgatherv");
+}
+
+void MpiCommunicator::all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,
+                                 Stream /*stream*/, CollectiveLabel label) {
+  check(sent.contiguous() && received.contiguous() && row_bytes(sent) == row_bytes(received),
+        "all_to_all: rows of {} and {} bytes", row_bytes(sent), row_bytes(received));
+  fill_layout(sent_, counts.rows_to, row_bytes(sent));
+  fill_layout(received_, counts.rows_from, row_bytes(received));
+  check(sent_.total <= sent.bytes() && received_.total <= received.bytes(),
+        "all_to_all: counts are beyond the tensors");
+  const CollectiveWatch::Scope scope(watch_, "all_to_all", label);
+  check_mpi(MPI_Alltoallv(sent.raw(), sent_.counts.data(), sent_.displacements.data(), MPI_BYTE, received.raw(),
+                          received_.counts.data(), received_.displacements.data(), MPI_BYTE, comm_),
+            "MPI_Alltoallv");
+}
+
+}  // namespace kdtree

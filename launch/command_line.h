@@ -1,0 +1,33 @@
+// The program's command line and TOML files.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "config/run_config.h"
+
+namespace kdtree {
+
+struct InspectOptions {
+  std::string model;
+  std::string output_format = "text";
+};
+
+// What the command line asks for; exactly one of the subcommands, or a text to print.
+struct Command {
+  enum class Kind : std::uint8_t { kPrint, kGenerate, kInspect };
+  Kind kind = Kind::kPrint;
+  std::string text;  // kPrint: help or version
+  RunConfig generate;
+  InspectOptions inspect;
+};
+
+// InputError names the flag or the TOML file and key, the value, and what was expected.
+Command parse_command_line(int argc, const char* const* argv);
+
+// Sets the options of `app` that the command line did not give from a TOML file whose keys are the flags' names ('-' and
+// '_' alike). InputError for an unknown key or a value that the option does not take.
+void apply_toml(CLI::App& app, const std::string& path);
+
+}  // namespace kdtree

@@ -1,0 +1,13 @@
+// The subcommands. Each is collective, prints results on rank 0 and returns the exit code; errors are exceptions.
+#pragma once
+
+#include "comm/process_group.h"
+#include "command_line.h"
+#include "config/run_config.h"
+
+namespace kdtree {
+
+int run_generate(const RunConfig& config, ProcessGroup& group);
+int run_inspect(const InspectOptions& options, ProcessGroup& group);
+
+}  // namespace kdtree

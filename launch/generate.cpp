@@ -1,0 +1,212 @@
+// kdtree generate: prompts in, tokens out.
+#include <algorithm>
+#include <optional>
+
+#include <fmt/ranges.h>
+
+#include "commands.h"
+#include "core/log.h"
+#include "engine/engine.h"
+#include "golden.h"
+#include "ranks.h"
+#include "result_output.h"
+
+namespace kdtree {
+
+namespace {
+
+// A run, worked out from flags and files; equal on every rank but for the prompts, which rank 0 alone needs.
+struct Job {
+  ModelSource source;
+  EngineOptions engine;
+  LoadOptions load;
+  std::vector<Request> requests;
+  std::optional<GoldenCases> golden;
+  std::string mode;
+  std::string weights;
+};
+
+ModelSource open_source(const RunConfig& config) {
+  ModelSource source{.target = open_target(config.model), .drafter = std::nullopt};
+  if (config.mode == "plain") {
+    return source;
+  }
+  if (!config.draft.empty()) {
+    source.drafter = open_drafter(config.draft);
+  } else if (holds_drafter(config.model)) {
+    source.drafter = open_drafter(config.model);
+  }
+  require_input(source.drafter || config.mode == "auto",
+                "--mode {} needs a drafter, and {} holds none: give --draft, or --mode plain", config.mode,
+                config.model);
+  if (source.drafter) {
+    check_drafter_fits(source.drafter->config, source.target.config, source.drafter->origin);
+    require_input(source.drafter->config.draft_horizon() >= 1, "{}: block_size {} leaves nothing to draft",
+                  source.drafter->origin, source.drafter->config.block_size);
+  }
+  return source;
+}
+
+bool holds_quantized(const TargetCheckpoint& target) {
+  return std::any_of(target.tensors.begin(), target.tensors.end(), [](const auto& entry) {
+    return entry.first.ends_with(".qw") || entry.first.ends_with(".weight_packed");
+  });
+}
+
+LoadOptions load_options(const RunConfig& config) {
+  LoadOptions load;
+  load.weights = config.weights == "original"    ? WeightsChoice::kOriginal
+                 : config.weights == "quantized" ? WeightsChoice::kQuantized
+                                                 : WeightsChoice::kAuto;
+  load.round_to_bfloat16 = config.dtype == "bf16";
+  return load;
+}
+
+std::vector<Request> make_requests(const RunConfig& config, const std::optional<GoldenCases>& golden) {
+  std::vector<Request> requests;
+  if (golden) {
+    for (const GoldenCase& golden_case : golden->cases) {
+      requests.push_back({.prompt_ids = golden_case.prompt_ids,
+                          .max_new_tokens = static_cast<std::int64_t>(golden_case.greedy_ids.size()),
+                          .ignore_eos = true});
+    }
+    return requests;
+  }
+  for (std::vector<std::int32_t>& prompt : read_prompts(config)) {
+    requests.push_back({.prompt_ids = std::move(prompt),
+                        .max_new_tokens = config.max_new_tokens,
+                        .ignore_eos = config.ignore_eos});
+  }
+  return requests;
+}
+
+// Lengths that rank 0's prompts need, for all ranks' workspaces.
+struct ContextNeed {
+  std::int64_t longest_prompt = 1;
+  std::int64_t longest_sequence = 2;
+};
+ContextNeed context_need(const std::vector<Request>& requests) {
+  ContextNeed need;
+  for (const Request& request : requests) {
+    const auto length = static_cast<std::int64_t>(request.prompt_ids.size());
+    need.longest_prompt = std::max(need.longest_prompt, length);
+    need.longest_sequence = std::max(need.longest_sequence, length + request.max_new_tokens);
+  }
+  return need;
+}
+
+// Positions beyond max_position_embeddings are outside what the model was made for.
+std::int64_t max_context(const RunConfig& config, const ModelConfig& model, const ContextNeed& need) {
+  if (config.max_context > 0) {
+    require_input(config.max_context <= model.max_position_embeddings,
+                  "--max-context {} is beyond the model's max_position_embeddings {}", config.max_context,
+                  model.max_position_embeddings);
+    return config.max_context;
+  }
+  return std::min(need.longest_sequence, model.max_position_embeddings);
+}
+
+Job plan_job(const RunConfig& config, const ProcessGroup& group) {
+  Job job;
+  job.source = open_source(config);
+  job.load = load_options(config);
+  const bool quantized = config.weights != "original" && holds_quantized(job.source.target);
+  job.weights = quantized ? "quantized" : "original";
+  job.mode = config.mode != "auto" ? config.mode : job.source.drafter ? "tree" : "plain";
+  job.engine.mode = job.mode == "plain" ? Mode::kPlain : job.mode == "chain" ? Mode::kChain : Mode::kTree;
+  job.engine.tree_budget = config.tree_budget;
+  job.engine.max_top_logits = config.top_logits;
+  job.engine.record_steps = config.dump_steps;
+  job.engine.exchange = config.exchange == "alltoall" ? ExchangeKind::kAllToAll : ExchangeKind::kAllReduce;
+  const ModelConfig& model = job.source.target.config;
+  require_input(config.top_logits <= model.vocab_size, "--top-logits {} is beyond the vocabulary of {}",
+                config.top_logits, model.vocab_size);
+  require_input(group.world_size() <= model.num_attention_heads,
+                "{} ranks, but {} has {} attention heads, and each rank needs at least one: start at most {} ranks",
+                group.world_size(), config.model, model.num_attention_heads, model.num_attention_heads);
+  if (config.verify_golden) {
+    require_input(config.prompt_ids.empty() && config.prompts.empty(),
+                  "--verify-golden decodes the bundle's own prompts: give no others");
+    job.golden = read_golden(job.source.target, job.weights);
+    require_input(!job.load.round_to_bfloat16, "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
+  }
+  if (group.rank() == 0) {
+    job.requests = make_requests(config, job.golden);
+  }
+  return job;
+}
+
+std::unique_ptr<Backend> start_backend(const RunConfig& config, ProcessGroup& group) {
+  BackendOptions options;
+  options.name = config.backend;
+  options.device_index = group.local_rank();
+  const int cores = cores_per_rank(group);
+  options.num_threads = config.threads > 0 ? static_cast<int>(config.threads) : cores;
+  std::unique_ptr<Backend> backend;
+  run_together(group, [&] {
+    check_communicator({.name = config.communicator, .backend = config.backend}, group);
+    backend = make_backend(options);
+  });
+  return backend;
+}
+
+}  // namespace
+
+int run_generate(const RunConfig& config, ProcessGroup& group) {
+  Job job;
+  run_together(group, [&] {
+    init_logging(config.log_level, group.rank(), group.world_size());
+    job = plan_job(config, group);
+  });
+  ContextNeed need = context_need(job.requests);
+  group.broadcast(&need, sizeof need, 0);
+  auto num_requests = static_cast<std::int64_t>(job.requests.size());
+  group.broadcast(&num_requests, sizeof num_requests, 0);
+  job.engine.batch_size = std::min(config.batch_size, num_requests);
+  job.engine.max_prompt = need.longest_prompt;
+  run_together(group, [&] { job.engine.max_context = max_context(config, job.source.target.config, need); });
+
+  const std::unique_ptr<Backend> backend = start_backend(config, group);
+  const std::unique_ptr<Communicator> communicator =
+      make_communicator({.name = config.communicator, .backend = backend->name()}, group);
+  job.load.num_threads = backend->num_threads();
+  std::optional<LoadedModel> model;
+  std::optional<Engine> engine;
+  run_together(group, [&] { model.emplace(job.source, job.engine, job.load, group, *backend); });
+  run_together(group, [&] { engine.emplace(*model, job.engine, *backend, *communicator, group); });
+
+  RunFacts facts{.backend = backend->name(),
+                 .communicator = communicator->name(),
+                 .exchange = job.engine.exchange == ExchangeKind::kAllToAll ? "alltoall" : "allreduce",
+                 .mode = job.mode,
+                 .weights = job.weights,
+                 .host = group.host_name(),
+                 .world_size = group.world_size(),
+                 .threads = backend->num_threads(),
+                 .draft_horizon = job.source.drafter ? job.source.drafter->config.draft_horizon() : 0,
+                 .with_top_logits = config.top_logits > 0,
+                 .with_steps = config.dump_steps};
+  spdlog::info("{} ranks, {} threads each, backend {}, communicator {}, exchange {}, mode {}, {} weights",
+               facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange, facts.mode,
+               facts.weights);
+  GoldenReport report;
+  engine->generate(job.requests, [&](const Result& result) {
+    const bool json = config.output_format == "json";
+    write_stdout(json ? result_json(result, facts).dump() + "\n" : result_text(result, facts));
+    if (job.golden) {
+      report.compare(*job.golden, result);
+    }
+  });
+  if (!job.golden) {
+    return 0;
+  }
+  // Every rank ends with the same exit code.
+  std::int64_t mismatches = report.mismatches();
+  group.broadcast(&mismatches, sizeof mismatches, 0);
+  if (group.rank() == 0) {
+    report.log(*job.golden);
+  }
+  return mismatches == 0 ? 0 : 1;
+}
+
+}  // namespace kdtree

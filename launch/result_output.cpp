@@ -1,0 +1,136 @@
+#include "result_output.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iostream>
+#include <numeric>
+
+#include "core/build_info.h"
+#include "core/check.h"
+
+namespace kdtree {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double mean_acceptance_length(const Result& result) {
+  const auto& lengths = result.acceptance_lengths;
+  if (lengths.empty()) {
+    return 0;
+  }
+  return static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0})) /
+         static_cast<double>(lengths.size());
+}
+
+// Share of the steps whose accepted path reached each depth, 1 to draft_horizon.
+std::vector<double> per_depth_acceptance(const Result& result, std::int64_t draft_horizon) {
+  std::vector<double> shares;
+  const auto steps = static_cast<double>(result.acceptance_lengths.size());
+  for (std::int64_t depth = 1; depth <= draft_horizon && steps > 0; ++depth) {
+    const auto reached = std::count_if(result.acceptance_lengths.begin(), result.acceptance_lengths.end(),
+                                       [&](std::int32_t length) { return length > depth; });
+    shares.push_back(static_cast<double>(reached) / steps);
+  }
+  return shares;
+}
+
+double tokens_per_second(const Result& result) {
+  return result.metrics.total_ms > 0
+             ? 1000 * static_cast<double>(result.output_ids.size()) / result.metrics.total_ms
+             : 0;
+}
+
+Json pairs_json(const std::vector<TokenLogit>& pairs) {
+  Json list = Json::array();
+  for (const auto& [token, value] : pairs) {
+    list.push_back(Json::array({token, value}));
+  }
+  return list;
+}
+
+Json step_json(const StepRecord& step) {
+  Json draft = Json::array();
+  for (const auto& slot : step.draft_top_log_probs) {
+    draft.push_back(pairs_json(slot));
+  }
+  return {{"root", step.root},       {"draft_top_log_probs", draft}, {"token_ids", step.token_ids},
+          {"depths", step.depths},   {"parents", step.parents},      {"accepted_nodes", step.accepted_nodes},
+          {"bonus_token", step.bonus_token}};
+}
+
+Json metrics_json(const Result& result, const RunFacts& facts) {
+  Json stages;
+  stages["prefill"] = result.metrics.prefill_ms;
+  for (std::size_t stage = 0; stage < kNumStages; ++stage) {
+    stages[stage_name(static_cast<Stage>(stage))] = result.metrics.stage_ms[stage];
+  }
+  const BuildInfo& build = build_info();
+  return {{"time_to_first_token_ms", result.metrics.time_to_first_token_ms},
+          {"tokens_per_second", tokens_per_second(result)},
+          {"total_ms", result.metrics.total_ms},
+          {"stage_ms", stages},
+          {"num_steps", result.acceptance_lengths.size()},
+          {"acceptance_length", mean_acceptance_length(result)},
+          {"per_depth_acceptance", per_depth_acceptance(result, facts.draft_horizon)},
+          {"mode", facts.mode},
+          {"weights", facts.weights},
+          {"backend", facts.backend},
+          {"communicator", facts.communicator},
+          {"exchange", facts.exchange},
+          {"world_size", facts.world_size},
+          {"threads", facts.threads},
+          {"host", facts.host},
+          {"version", build.version},
+          {"commit", build.commit},
+          {"compiler", build.compiler}};
+}
+
+}  // namespace
+
+Json result_json(const Result& result, const RunFacts& facts) {
+  Json json = {{"index", result.index},
+               {"prompt_ids", result.prompt_ids},
+               {"output_ids", result.output_ids},
+               {"acceptance_lengths", result.acceptance_lengths},
+               {"stop_reason", stop_reason_name(result.stop_reason)}};
+  if (facts.with_top_logits) {
+    json["top_logits"] = pairs_json(result.top_logits);
+  }
+  if (facts.with_steps) {
+    Json steps = Json::array();
+    for (const StepRecord& step : result.steps) {
+      steps.push_back(step_json(step));
+    }
+    json["steps"] = steps;
+  }
+  json["metrics"] = metrics_json(result, facts);
+  return json;
+}
+
+std::string result_text(const Result& result, const RunFacts& facts) {
+  std::string text = fmt::format("prompt {} ({} tokens): {}\n  -> {} tokens ({}): {}\n", result.index,
+                                 result.prompt_ids.size(), fmt::join(result.prompt_ids, " "),
+                                 result.output_ids.size(), stop_reason_name(result.stop_reason),
+                                 fmt::join(result.output_ids, " "));
+  if (facts.with_top_logits) {
+    text += "  top logits:";
+    for (const auto& [token, logit] : result.top_logits) {
+      text += fmt::format(" {}:{:.5f}", token, logit);
+    }
+    text += "\n";
+  }
+  text += fmt::format(
+      "  acceptance length {:.2f} over {} steps, {:.1f} tokens/s, first token after {:.1f} ms\n",
+      mean_acceptance_length(result), result.acceptance_lengths.size(), tokens_per_second(result),
+      result.metrics.time_to_first_token_ms);
+  return text;
+}
+
+void write_stdout(const std::string& text) {
+  std::cout << text << std::flush;
+  check(std::cout.good(), "cannot write to stdout");
+}
+
+}  // namespace kdtree

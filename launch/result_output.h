@@ -1,0 +1,35 @@
+// Results as text or JSON lines on stdout.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "config/run_config.h"
+#include "engine/request.h"
+
+namespace kdtree {
+
+// Where and with what a run was made; the same for all its results.
+struct RunFacts {
+  std::string backend;
+  std::string communicator;
+  std::string exchange;
+  std::string mode;
+  std::string weights;
+  std::string host;
+  int world_size = 1;
+  int threads = 1;
+  std::int64_t draft_horizon = 0;
+  bool with_top_logits = false;
+  bool with_steps = false;
+};
+
+// One line of --output-format json.
+nlohmann::ordered_json result_json(const Result& result, const RunFacts& facts);
+// A few lines for people.
+std::string result_text(const Result& result, const RunFacts& facts);
+
+// Writes to stdout and flushes. Error if stdout does not take it.
+void write_stdout(const std::string& text);
+
+}  // namespace kdtree

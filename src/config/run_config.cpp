@@ -1,0 +1,90 @@
+#include "config/run_config.h"
+
+#include <charconv>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "core/check.h"
+
+namespace kdtree {
+
+namespace {
+
+using TokenIds = std::vector<std::int32_t>;
+
+TokenIds parse_id_list(std::string_view text) {
+  TokenIds ids;
+  if (text.find_first_not_of(" \t") == std::string_view::npos) {
+    return ids;  // an empty prompt: refused where prompts are checked, in the same words for all sources
+  }
+  while (true) {
+    const std::size_t comma = text.find(',');
+    std::string_view word = text.substr(0, comma);
+    while (!word.empty() && (word.front() == ' ' || word.front() == '\t')) {
+      word.remove_prefix(1);
+    }
+    while (!word.empty() && (word.back() == ' ' || word.back() == '\t')) {
+      word.remove_suffix(1);
+    }
+    std::int32_t id = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    require_input(error == std::errc() && end == word.data() + word.size(),
+                  "--prompt-ids: '{}' is no token id, expected whole numbers with commas between them, as 1,2,3", word);
+    ids.push_back(id);
+    if (comma == std::string_view::npos) {
+      return ids;
+    }
+    text.remove_prefix(comma + 1);
+  }
+}
+
+TokenIds parse_prompt_line(const std::string& line, const std::string& file, std::int64_t number) {
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  require_input(json.is_object(), "{}: line {}: expected a JSON object with prompt_ids, got '{}'", file, number,
+                line.substr(0, 80));
+  const auto entry = json.find("prompt_ids");
+  require_input(entry != json.end(), "{}: line {}: key prompt_ids is missing", file, number);
+  require_input(entry->is_array(), "{}: line {}: prompt_ids must be a list of token ids", file, number);
+  TokenIds ids;
+  for (const nlohmann::json& value : *entry) {
+    const bool is_id = value.is_number_integer() && value >= std::numeric_limits<std::int32_t>::min() &&
+                       value <= std::numeric_limits<std::int32_t>::max();
+    require_input(is_id, "{}: line {}: prompt_ids holds {}, expected whole numbers", file, number,
+                  value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    ids.push_back(value.get<std::int32_t>());
+  }
+  return ids;
+}
+
+std::vector<TokenIds> read_prompt_file(const std::string& file) {
+  std::ifstream stream(file);
+  require_input(stream.good(), "--prompts: cannot open {}", file);
+  std::vector<TokenIds> prompts;
+  std::string line;
+  for (std::int64_t number = 1; std::getline(stream, line); ++number) {
+    if (line.find_first_not_of(" \t\r") != std::string::npos) {
+      prompts.push_back(parse_prompt_line(line, file, number));
+    }
+  }
+  require_input(!stream.bad(), "--prompts: cannot read {}", file);
+  require_input(!prompts.empty(), "--prompts: {} holds no prompt", file);
+  return prompts;
+}
+
+}  // namespace
+
+std::vector<TokenIds> read_prompts(const RunConfig& config) {
+  require_input(config.prompt_ids.empty() || config.prompts.empty(), "give --prompt-ids or --prompts, not both");
+  if (!config.prompts.empty()) {
+    return read_prompt_file(config.prompts);
+  }
+  std::vector<TokenIds> prompts;
+  for (const std::string& text : config.prompt_ids) {
+    prompts.push_back(parse_id_list(text));
+  }
+  return prompts;
+}
+
+}  // namespace kdtree

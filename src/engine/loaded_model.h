@@ -1,0 +1,89 @@
+// A target and its drafter, opened, planned and loaded on this rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/expert_placement.h"
+#include "comm/process_group.h"
+#include "model/decoder.h"
+#include "speculative/drafter.h"
+#include "weights/checkpoint.h"
+#include "weights/weight_store.h"
+
+namespace kdtree {
+
+enum class Mode : std::uint8_t {
+  kPlain,  // one token a step
+  kChain,  // the drafter's best token of each slot, as a chain
+  kTree,   // best-first tree of at most tree_budget nodes
+};
+
+struct EngineOptions {
+  Mode mode = Mode::kTree;
+  std::int64_t tree_budget = 16;  // nodes without the root; kTree only
+  std::int64_t batch_size = 1;    // sequences a step
+  std::int64_t max_context = 0;   // tokens of a sequence, prompt and output together
+  std::int64_t max_prompt = 1;    // of the longest prompt: bounds the rows of a prefill call
+  std::int64_t max_top_logits = 0;
+  bool record_steps = false;
+  ExchangeKind exchange = ExchangeKind::kAllReduce;
+};
+
+// What the user named, headers parsed.
+struct ModelSource {
+  TargetCheckpoint target;
+  std::optional<DrafterCheckpoint> drafter;  // absent in plain mode
+};
+
+// Sizes that follow from options and configs; equal on every rank.
+struct StepSizes {
+  std::int64_t max_nodes = 1;       // of a tree, root included
+  std::int64_t num_candidates = 1;  // that the tree builder gets for each slot
+  std::int64_t num_ranked = 1;      // that the drafter ranks for each slot (more where steps are recorded)
+  std::int64_t max_path = 1;        // accepted nodes, root included
+  std::int64_t prefill_rows = 1;    // of one prompt piece
+  std::int64_t max_rows = 1;        // of one forward call
+  DecoderOptions decoder;
+  DrafterOptions drafter;
+  VocabularyLimits vocabulary;
+  CacheSizes cache;
+};
+StepSizes step_sizes(const ModelSource& source, const EngineOptions& options);
+
+struct MemoryPlan {
+  struct Entry {
+    std::string what;
+    std::int64_t bytes = 0;
+  };
+  std::vector<Entry> entries;
+  std::int64_t total_bytes() const;
+};
+MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
+                       const Backend& backend);
+
+class LoadedModel {
+ public:
+  // Prints the memory plan, checks it against the memory that is there and loads this rank's weights; no collectives.
+  // InputError for whatever is wrong with the files or does not fit. source outlives the object.
+  LoadedModel(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
+              const ProcessGroup& group, Backend& backend);
+
+  const ModelSource& source() const { return source_; }
+  const ExpertPlacement& placement() const { return placement_; }
+  const WeightStore& target_weights() const { return target_weights_; }
+  const WeightStore& drafter_weights() const { return drafter_weights_; }
+  const LoadOptions& load_options() const { return load_; }
+
+ private:
+  const ModelSource& source_;
+  LoadOptions load_;
+  ExpertPlacement placement_;
+  WeightStore target_weights_;
+  WeightStore drafter_weights_;
+};
+
+}  // namespace kdtree

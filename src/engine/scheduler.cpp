@@ -1,0 +1,135 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace kdtree {
+
+namespace {
+
+double milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result)
+    : options_(options),
+      requests_(requests),
+      on_result_(std::move(on_result)),
+      slots_(static_cast<std::size_t>(options.num_slots)) {}
+
+Scheduler::Active& Scheduler::active(std::int32_t slot) {
+  std::optional<Active>& entry = slots_.at(static_cast<std::size_t>(slot));
+  check(entry.has_value(), "slot {} holds no sequence", slot);
+  return *entry;
+}
+
+void Scheduler::plan_next(StepDecision& decision) {
+  // Finished sequences leave their slots here, with the timings of their last step recorded.
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot] && slots_[slot]->finished) {
+      release(static_cast<std::int32_t>(slot));
+    }
+  }
+  const auto free_slot = std::find(slots_.begin(), slots_.end(), std::nullopt);
+  if (free_slot != slots_.end() && next_request_ < requests_.size()) {
+    const Request& request = requests_[next_request_];
+    Active entry;
+    entry.result.index = static_cast<std::int64_t>(next_request_);
+    entry.result.prompt_ids = request.prompt_ids;
+    const auto room = options_.max_context - static_cast<std::int64_t>(request.prompt_ids.size());
+    entry.stops_at_context = room < request.max_new_tokens;
+    entry.max_output = std::min(room, request.max_new_tokens);
+    entry.admitted = Clock::now();
+    *free_slot = std::move(entry);
+    decision.next = NextAction::kPrefill;
+    decision.prefill_slot = static_cast<std::int32_t>(free_slot - slots_.begin());
+    decision.prefill_request = static_cast<std::int32_t>(next_request_++);
+    return;
+  }
+  const bool any = std::any_of(slots_.begin(), slots_.end(), [](const auto& entry) { return entry.has_value(); });
+  decision.next = any ? NextAction::kDecode : NextAction::kStop;
+}
+
+bool Scheduler::append_token(Active& active, std::int32_t token) {
+  active.result.output_ids.push_back(token);
+  const Request& request = requests_[static_cast<std::size_t>(active.result.index)];
+  const auto& ends = options_.eos_token_ids;
+  if (!request.ignore_eos && std::find(ends.begin(), ends.end(), token) != ends.end()) {
+    active.result.stop_reason = StopReason::kEos;
+    active.finished = true;
+  } else if (static_cast<std::int64_t>(active.result.output_ids.size()) >= active.max_output) {
+    active.result.stop_reason = active.stops_at_context ? StopReason::kContext : StopReason::kLength;
+    active.finished = true;
+  }
+  return !active.finished;
+}
+
+bool Scheduler::start_sequence(std::int32_t slot, std::int32_t first_token, std::vector<TokenLogit> top_logits) {
+  Active& entry = active(slot);
+  entry.result.top_logits = std::move(top_logits);
+  entry.result.metrics.time_to_first_token_ms = milliseconds_since(entry.admitted);
+  entry.result.metrics.prefill_ms = entry.result.metrics.time_to_first_token_ms;
+  return !append_token(entry, first_token);
+}
+
+void Scheduler::record_draft(std::int32_t slot, std::vector<std::vector<TokenLogit>> draft_top_log_probs) {
+  active(slot).draft_top_log_probs = std::move(draft_top_log_probs);
+}
+
+bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree, const AcceptedSequence& accepted) {
+  Active& entry = active(slot);
+  Result& result = entry.result;
+  check(!accepted.path.empty() && accepted.path.front() == 0, "an accepted path does not start at the root");
+  // The root is known already; each further node and the bonus token are new.
+  result.acceptance_lengths.push_back(static_cast<std::int32_t>(accepted.path.size()));
+  if (options_.record_steps) {
+    StepRecord record;
+    record.root = tree.token_ids.front();
+    record.draft_top_log_probs = std::move(entry.draft_top_log_probs);
+    record.token_ids.assign(tree.token_ids.begin() + 1, tree.token_ids.end());
+    record.depths.assign(tree.depths.begin() + 1, tree.depths.end());
+    record.parents = tree.parents;
+    record.accepted_nodes.assign(accepted.path.begin() + 1, accepted.path.end());
+    record.bonus_token = accepted.bonus_token;
+    result.steps.push_back(std::move(record));
+  }
+  bool open = true;
+  for (std::size_t i = 1; i < accepted.path.size() && open; ++i) {
+    open = append_token(entry, tree.token_ids.at(static_cast<std::size_t>(accepted.path[i])));
+  }
+  if (open) {
+    open = append_token(entry, accepted.bonus_token);
+  }
+  return !open;
+}
+
+void Scheduler::add_stage_times(std::span<const std::int32_t> slots, const StageTimes& times) {
+  for (const std::int32_t slot : slots) {
+    Active& entry = active(slot);
+    for (std::size_t stage = 0; stage < kNumStages; ++stage) {
+      entry.result.metrics.stage_ms[stage] += times[stage];
+    }
+  }
+}
+
+void Scheduler::release(std::int32_t slot) {
+  Active& entry = active(slot);
+  entry.result.metrics.total_ms = milliseconds_since(entry.admitted);
+  waiting_.emplace(entry.result.index, std::move(entry.result));
+  slots_[static_cast<std::size_t>(slot)].reset();
+  deliver_in_order();
+}
+
+void Scheduler::deliver_in_order() {
+  while (!waiting_.empty() && waiting_.begin()->first == next_delivery_) {
+    on_result_(std::move(waiting_.begin()->second));
+    waiting_.erase(waiting_.begin());
+    ++next_delivery_;
+  }
+}
+
+}  // namespace kdtree

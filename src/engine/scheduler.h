@@ -1,0 +1,70 @@
+// Rank 0's bookkeeping: which prompt runs in which slot, what each has produced, when it stops, what comes next. The other
+// ranks learn its decisions from the accept block.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/request.h"
+#include "speculative/draft_tree.h"
+
+namespace kdtree {
+
+struct SchedulerOptions {
+  std::int64_t num_slots = 1;
+  std::int64_t max_context = 0;  // prompt and output together
+  std::vector<std::int64_t> eos_token_ids;
+  bool record_steps = false;
+};
+
+class Scheduler {
+ public:
+  using OnResult = std::function<void(Result)>;
+
+  // `on_result` gets the results in the order of the requests. `requests` outlives the scheduler.
+  Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result);
+
+  // What to do first, and after each step: prefill where a slot is free and a prompt waits, else decode, else stop.
+  void plan_next(StepDecision& decision);
+
+  // A prompt has been processed: its first token. Returns whether it is finished.
+  bool start_sequence(std::int32_t slot, std::int32_t first_token, std::vector<TokenLogit> top_logits);
+  // A step of the sequence in `slot`: the accepted tree nodes and the bonus token. Returns whether it is finished.
+  bool advance_sequence(std::int32_t slot, const DraftTree& tree, const AcceptedSequence& accepted);
+  // Adds a step's stage times and the drafter's candidates (may be empty) to the sequence's records, before
+  // advance_sequence.
+  void record_draft(std::int32_t slot, std::vector<std::vector<TokenLogit>> draft_top_log_probs);
+  void add_stage_times(std::span<const std::int32_t> slots, const StageTimes& times);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Active {
+    Result result;
+    std::int64_t max_output = 0;  // tokens after which it stops
+    bool stops_at_context = false;
+    Clock::time_point admitted;
+    bool finished = false;
+    std::vector<std::vector<TokenLogit>> draft_top_log_probs;  // of the running step
+  };
+
+  // Appends a token; returns false if nothing may follow it.
+  bool append_token(Active& active, std::int32_t token);
+  Active& active(std::int32_t slot);
+  void release(std::int32_t slot);
+  void deliver_in_order();
+
+  SchedulerOptions options_;
+  std::span<const Request> requests_;
+  OnResult on_result_;
+  std::size_t next_request_ = 0;
+  std::vector<std::optional<Active>> slots_;
+  std::map<std::int64_t, Result> waiting_;  // finished, but an earlier one is not
+  std::int64_t next_delivery_ = 0;
+};
+
+}  // namespace kdtree

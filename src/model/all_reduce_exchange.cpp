@@ -1,0 +1,44 @@
+#include "model/all_reduce_exchange.h"
+
+namespace kdtree {
+
+namespace {
+
+std::int64_t workspace_bytes(const Backend& backend, const ExchangeSizes& sizes) {
+  return backend.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok, sizes.hidden_size,
+                                         sizes.moe_intermediate_size);
+}
+
+}  // namespace
+
+AllReduceExchange::AllReduceExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes,
+                                     int rank)
+    : logical_to_slot_(backend, std::span<const std::int32_t>(placement.logical_to_slot(rank))),
+      experts_workspace_(backend, DType::kUInt8, Shape{workspace_bytes(backend, sizes)}),
+      shared_(backend, backend.activation_dtype(), Shape{sizes.max_rows, sizes.hidden_size}),
+      mlp_workspace_(backend, sizes.shared_width, sizes.max_rows) {}
+
+std::int64_t AllReduceExchange::bytes(const Backend& backend, const ExchangeSizes& sizes) {
+  const DType dtype = backend.activation_dtype();
+  return workspace_bytes(backend, sizes) + sizes.max_rows * sizes.hidden_size * dtype_bytes(dtype) +
+         MlpWorkspace::bytes(sizes.shared_width, sizes.max_rows, dtype);
+}
+
+void AllReduceExchange::forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
+                                const TensorView& y) {
+  context.backend.experts({.weights = experts.weights,
+                           .x = rows.x,
+                           .expert_ids = rows.expert_ids,
+                           .expert_weights = rows.expert_weights,
+                           .logical_to_slot = logical_to_slot_.view(),
+                           .output = y,
+                           .workspace = experts_workspace_.view()});
+  if (experts.shared != nullptr) {
+    const TensorView shared = shared_.rows(rows.x.size(0));
+    experts.shared->forward(context.backend, rows.x, mlp_workspace_, shared);
+    context.backend.add(y, shared);
+  }
+  context.all_reduce_sum(y, {.what = "experts", .layer = experts.layer});
+}
+
+}  // namespace kdtree

@@ -1,0 +1,25 @@
+// See expert_exchange.h.
+#pragma once
+
+#include "model/expert_exchange.h"
+
+namespace kdtree {
+
+class AllReduceExchange final : public ExpertExchange {
+ public:
+  AllReduceExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes, int rank);
+
+  std::string name() const override { return "allreduce"; }
+  void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
+               const TensorView& y) override;
+
+  static std::int64_t bytes(const Backend& backend, const ExchangeSizes& sizes);
+
+ private:
+  DeviceTensor logical_to_slot_;
+  DeviceTensor experts_workspace_;
+  DeviceTensor shared_;  // [rows, hidden]
+  MlpWorkspace mlp_workspace_;
+};
+
+}  // namespace kdtree

@@ -1,0 +1,146 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "model/rope.h"
+
+namespace kdtree {
+
+struct Decoder::Layer {
+  ConstTensorView input_layernorm;
+  LatentAttention attention;
+  ConstTensorView post_attention_layernorm;
+  std::unique_ptr<Mlp> dense;  // one of the two
+  std::unique_ptr<Moe> moe;
+};
+
+namespace {
+
+MlaShape local_shape(const ModelConfig& config, const TargetPartition& partition) {
+  return {.num_heads = partition.heads.size(),
+          .qk_nope_head_dim = config.qk_nope_head_dim,
+          .qk_rope_head_dim = config.qk_rope_head_dim,
+          .v_head_dim = config.v_head_dim,
+          .kv_lora_rank = config.kv_lora_rank};
+}
+
+ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& partition, std::int64_t max_rows) {
+  return {.max_rows = max_rows,
+          .hidden_size = config.hidden_size,
+          .num_experts_per_tok = config.num_experts_per_tok,
+          .moe_intermediate_size = config.moe_intermediate_size,
+          .shared_width = partition.shared_intermediate.size()};
+}
+
+DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config, std::int64_t max_positions) {
+  const std::vector<float> table = rope_table(config.rope, config.qk_rope_head_dim, max_positions);
+  DeviceTensor tensor(backend, DType::kFloat32, Shape{max_positions, config.qk_rope_head_dim});
+  tensor.upload(backend, std::span<const float>(table));
+  backend.synchronize();
+  return tensor;
+}
+
+}  // namespace
+
+Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
+                 const TargetPartition& partition, const ExpertPlacement& placement, const DecoderOptions& options)
+    : context_(context),
+      config_(config),
+      options_(options),
+      shape_(local_shape(config, partition)),
+      rope_table_(upload_rope_table(context.backend, config, options.max_positions)),
+      norm_(weights.vector("model.norm.weight")),
+      attention_workspace_(context.backend, config, shape_, options.max_rows),
+      router_workspace_(context.backend, config, options.max_rows),
+      mlp_workspace_(context.backend, partition.intermediate.size(), options.max_rows) {
+  Backend& backend = context.backend;
+  const DType dtype = backend.activation_dtype();
+  bool any_moe = false;
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    Layer built{.input_layernorm = weights.vector(prefix + "input_layernorm.weight"),
+                .attention = LatentAttention(config, weights, layer, shape_, rope_table_.view()),
+                .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
+                .dense = nullptr,
+                .moe = nullptr};
+    if (config.is_moe_layer(layer)) {
+      built.moe = std::make_unique<Moe>(config, weights, layer, placement, context.communicator.rank());
+      any_moe = true;
+    } else {
+      built.dense = std::make_unique<Mlp>(weights, prefix + "mlp.");
+    }
+    layers_.push_back(std::move(built));
+  }
+  if (any_moe) {
+    exchange_ = make_expert_exchange(options.exchange, backend, placement,
+                                     exchange_sizes(config, partition, options.max_rows), context.communicator);
+  }
+  hidden_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
+  normed_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
+  delta_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
+  const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
+  taps_ = DeviceTensor(backend, dtype, Shape{options.max_rows, num_taps * config.hidden_size});
+}
+
+Decoder::~Decoder() = default;
+
+std::int64_t Decoder::workspace_bytes(const Backend& backend, const ModelConfig& config,
+                                      const TargetPartition& partition, const DecoderOptions& options,
+                                      int world_size) {
+  const DType dtype = backend.activation_dtype();
+  const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
+  std::int64_t sum = AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
+                     RouterWorkspace::bytes(config, options.max_rows) +
+                     MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
+                     options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
+                     options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32);
+  if (config.n_routed_experts > 0) {
+    sum += exchange_bytes(options.exchange, backend, exchange_sizes(config, partition, options.max_rows), world_size);
+  }
+  return sum;
+}
+
+ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& cache, const Vocabulary& vocabulary) {
+  Backend& backend = context_.backend;
+  const std::int64_t rows = batch.num_rows;
+  check(rows <= options_.max_rows, "a forward call of {} rows, room for {}", rows, options_.max_rows);
+  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  const TensorView hidden = hidden_.rows(rows);
+  const TensorView normed = normed_.rows(rows);
+  const TensorView delta = delta_.rows(rows);
+  last_rows_ = rows;
+  vocabulary.embed(batch.token_ids, hidden);
+  for (std::size_t index = 0; index < layers_.size(); ++index) {
+    const Layer& layer = layers_[index];
+    const auto layer_index = static_cast<std::int64_t>(index);
+    backend.rms_norm(hidden, layer.input_layernorm, eps, normed);
+    layer.attention.forward(context_, normed, batch, cache, attention_workspace_, delta);
+    context_.all_reduce_sum(delta, {.what = "attention", .layer = layer_index});
+    backend.add(hidden, delta);
+    backend.rms_norm(hidden, layer.post_attention_layernorm, eps, normed);
+    if (layer.moe) {
+      layer.moe->forward(context_, normed, router_workspace_, *exchange_, delta);
+    } else {
+      layer.dense->forward(backend, normed, mlp_workspace_, delta);
+      context_.all_reduce_sum(delta, {.what = "dense feed-forward", .layer = layer_index});
+    }
+    backend.add(hidden, delta);
+    for (std::size_t tap = 0; tap < options_.target_layer_ids.size(); ++tap) {
+      if (options_.target_layer_ids[tap] == layer_index) {
+        const auto first = static_cast<std::int64_t>(tap) * config_.hidden_size;
+        backend.copy(hidden, taps_.rows(rows).columns(first, config_.hidden_size));
+      }
+    }
+  }
+  return hidden;
+}
+
+ConstTensorView Decoder::taps() const { return taps_.rows(last_rows_); }
+
+void Decoder::final_norm(const ConstTensorView& hidden, const TensorView& out) const {
+  context_.backend.rms_norm(hidden, norm_, static_cast<float>(config_.rms_norm_eps), out);
+}
+
+}  // namespace kdtree

@@ -1,0 +1,68 @@
+// The target model: all layers for the rows of a step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/expert_placement.h"
+#include "config/model_config.h"
+#include "model/expert_exchange.h"
+#include "model/latent_attention.h"
+#include "model/latent_kv_cache.h"
+#include "model/moe.h"
+#include "model/vocabulary.h"
+#include "weights/weight_store.h"
+
+namespace kdtree {
+
+struct DecoderOptions {
+  std::int64_t max_rows = 0;       // rows of one forward call
+  std::int64_t max_positions = 0;  // positions that rows may have
+  std::vector<std::int64_t> target_layer_ids;  // layers whose outputs are tapped for the drafter; may be empty
+  ExchangeKind exchange = ExchangeKind::kAllReduce;
+};
+
+class Decoder {
+ public:
+  // config, weights and placement outlive the decoder. Allocates its workspaces.
+  Decoder(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
+          const TargetPartition& partition, const ExpertPlacement& placement, const DecoderOptions& options);
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+  ~Decoder();
+
+  // Runs the batch through all layers, writing provisional rows of `cache`. Returns the residual stream [rows, hidden]
+  // behind the last layer, before the final norm; valid until the next call.
+  ConstTensorView forward(const TreeBatch& batch, const LatentKvCache& cache, const Vocabulary& vocabulary);
+  // Outputs of the tapped layers of the last forward call, [rows, taps * hidden] in the order of target_layer_ids.
+  ConstTensorView taps() const;
+  // out [rows, hidden] = final norm of hidden [rows, hidden], for the vocabulary's head.
+  void final_norm(const ConstTensorView& hidden, const TensorView& out) const;
+
+  static std::int64_t workspace_bytes(const Backend& backend, const ModelConfig& config,
+                                      const TargetPartition& partition, const DecoderOptions& options,
+                                      int world_size);
+
+ private:
+  struct Layer;
+
+  ModelContext context_;
+  const ModelConfig& config_;
+  DecoderOptions options_;
+  MlaShape shape_;
+  DeviceTensor rope_table_;
+  std::vector<Layer> layers_;
+  ConstTensorView norm_;
+  std::unique_ptr<ExpertExchange> exchange_;
+  AttentionWorkspace attention_workspace_;
+  RouterWorkspace router_workspace_;
+  MlpWorkspace mlp_workspace_;
+  DeviceTensor hidden_;  // [max_rows, hidden] the residual stream
+  DeviceTensor normed_;  // [max_rows, hidden]
+  DeviceTensor delta_;   // [max_rows, hidden] what a sub-layer adds
+  DeviceTensor taps_;    // [max_rows, taps * hidden]
+  std::int64_t last_rows_ = 0;
+};
+
+}  // namespace kdtree

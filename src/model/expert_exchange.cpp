@@ -1,0 +1,24 @@
+#include "model/expert_exchange.h"
+
+#include "model/all_reduce_exchange.h"
+#include "model/all_to_all_exchange.h"
+
+namespace kdtree {
+
+std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
+                                                     const ExpertPlacement& placement, const ExchangeSizes& sizes,
+                                                     Communicator& communicator) {
+  if (kind == ExchangeKind::kAllReduce) {
+    return std::make_unique<AllReduceExchange>(backend, placement, sizes, communicator.rank());
+  }
+  return std::make_unique<AllToAllExchange>(backend, placement, sizes, communicator);
+}
+
+std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes, int world_size) {
+  if (kind == ExchangeKind::kAllReduce) {
+    return AllReduceExchange::bytes(backend, sizes);
+  }
+  return AllToAllExchange::bytes(backend, sizes, world_size);
+}
+
+}  // namespace kdtree

@@ -1,0 +1,70 @@
+// How tokens reach their experts and results come back.
+//
+//   allreduce  Activations are replicated: every rank computes the share of its experts (and of its part of the shared
+//              experts) for all rows; one all-reduce combines.
+//   alltoall   Rows are divided over the ranks. The owner of a row sends it once to each rank that holds one of its
+//              experts (dispatch) and adds what comes back (combine), in rank order; it computes the shared experts of its
+//              rows itself, whole; an all-gather then gives every rank all rows.
+//
+// In both a row's result does not depend on the other rows: experts are added in the router's order within a rank, ranks
+// in rank order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/expert_placement.h"
+#include "kernels/device_tensor.h"
+#include "model/mlp.h"
+#include "model/model_context.h"
+
+namespace kdtree {
+
+struct ExchangeSizes {
+  std::int64_t max_rows = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t num_experts_per_tok = 0;
+  std::int64_t moe_intermediate_size = 0;
+  std::int64_t shared_width = 0;  // of this rank's part of the shared experts; 0 without
+};
+
+// Rows with the router's decision; all on every rank.
+struct RoutedRows {
+  ConstTensorView x;               // [rows, hidden]
+  ConstTensorView expert_ids;      // [rows, num_experts_per_tok]
+  ConstTensorView expert_weights;  // [rows, num_experts_per_tok]
+};
+
+// What a layer's experts are on this rank.
+struct LayerExperts {
+  std::int64_t layer = 0;
+  ExpertWeights weights;
+  const Mlp* shared = nullptr;  // nullptr without shared experts
+};
+
+class ExpertExchange {
+ public:
+  ExpertExchange() = default;
+  ExpertExchange(const ExpertExchange&) = delete;
+  ExpertExchange& operator=(const ExpertExchange&) = delete;
+  virtual ~ExpertExchange() = default;
+
+  virtual std::string name() const = 0;
+  // y [rows, hidden] = routed + shared experts of every row, complete on every rank.
+  virtual void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
+                       const TensorView& y) = 0;
+};
+
+enum class ExchangeKind : std::uint8_t { kAllReduce, kAllToAll };
+
+// `placement` outlives the exchange.
+std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
+                                                     const ExpertPlacement& placement, const ExchangeSizes& sizes,
+                                                     Communicator& communicator);
+
+// Device memory that make_expert_exchange takes on a rank.
+std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes, int world_size);
+
+}  // namespace kdtree

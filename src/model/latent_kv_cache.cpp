@@ -1,0 +1,36 @@
+#include "model/latent_kv_cache.h"
+
+namespace kdtree {
+
+LatentKvCache::LatentKvCache(Backend& backend, const CacheSizes& sizes)
+    : backend_(backend), sizes_(sizes), committed_(static_cast<std::size_t>(sizes.num_slots), 0) {
+  layers_.reserve(static_cast<std::size_t>(sizes.num_layers));
+  for (std::int64_t layer = 0; layer < sizes.num_layers; ++layer) {
+    layers_.emplace_back(backend, backend.activation_dtype(), Shape{sizes.num_slots, sizes.capacity, sizes.width});
+  }
+}
+
+void LatentKvCache::commit_rows(std::int32_t slot, std::int64_t rows) {
+  std::int64_t& committed = committed_[static_cast<std::size_t>(slot)];
+  check(rows >= 0 && committed + rows <= sizes_.capacity, "commit of {} rows on {} of {}", rows, committed,
+        sizes_.capacity);
+  committed += rows;
+}
+
+void LatentKvCache::commit_paths(const CompactParams& params, std::span<const std::int32_t> slots,
+                                 std::span<const std::int32_t> path_lengths) {
+  CompactParams layer_params = params;
+  for (const DeviceTensor& layer : layers_) {
+    layer_params.cache = layer.view();
+    backend_.compact(layer_params);
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    commit_rows(slots[i], path_lengths[i]);
+  }
+}
+
+std::int64_t LatentKvCache::bytes(const CacheSizes& sizes, DType dtype) {
+  return sizes.num_layers * sizes.num_slots * sizes.capacity * sizes.width * dtype_bytes(dtype);
+}
+
+}  // namespace kdtree

@@ -1,0 +1,72 @@
+#include "model/moe.h"
+
+#include <fmt/format.h>
+
+namespace kdtree {
+
+namespace {
+
+// Parsing admits only these names.
+RouterMethod router_method(const std::string& topk_method) {
+  if (topk_method == "noaux_tc") {
+    return RouterMethod::kNoAuxTc;
+  }
+  return topk_method == "greedy" ? RouterMethod::kGreedy : RouterMethod::kGroupLimitedGreedy;
+}
+
+}  // namespace
+
+RouterWorkspace::RouterWorkspace(Backend& backend, const ModelConfig& config, std::int64_t max_rows)
+    : logits(backend, DType::kFloat32, Shape{max_rows, config.n_routed_experts}),
+      expert_ids(backend, DType::kInt32, Shape{max_rows, config.num_experts_per_tok}),
+      expert_weights(backend, DType::kFloat32, Shape{max_rows, config.num_experts_per_tok}) {}
+
+std::int64_t RouterWorkspace::bytes(const ModelConfig& config, std::int64_t max_rows) {
+  return max_rows * 4 * (config.n_routed_experts + 2 * config.num_experts_per_tok);
+}
+
+Moe::Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t layer, const ExpertPlacement& placement,
+         int rank)
+    : layer_(layer) {
+  const std::string prefix = fmt::format("model.layers.{}.mlp.", layer);
+  gate_ = weights.matrix(prefix + "gate.weight");
+  router_.scoring = config.scoring_func == "softmax" ? RouterScoring::kSoftmax : RouterScoring::kSigmoid;
+  router_.method = router_method(config.topk_method);
+  router_.n_group = config.n_group;
+  router_.topk_group = config.topk_group;
+  router_.norm_topk_prob = config.norm_topk_prob;
+  router_.scale_always = config.routed_scaling_always;
+  router_.routed_scaling_factor = static_cast<float>(config.routed_scaling_factor);
+  const std::string bias = prefix + "gate.e_score_correction_bias";
+  if (weights.contains(bias)) {
+    router_.correction_bias = weights.vector(bias);
+  }
+  for (const std::int64_t expert : placement.experts_of(rank)) {
+    const std::string expert_prefix = fmt::format("{}experts.{}.", prefix, expert);
+    expert_gate_.push_back(weights.matrix(expert_prefix + "gate_proj.weight"));
+    expert_up_.push_back(weights.matrix(expert_prefix + "up_proj.weight"));
+    expert_down_.push_back(weights.matrix(expert_prefix + "down_proj.weight"));
+  }
+  if (config.n_shared_experts > 0) {
+    shared_ = std::make_unique<Mlp>(weights, prefix + "shared_experts.");
+  }
+}
+
+void Moe::forward(const ModelContext& context, const ConstTensorView& x, RouterWorkspace& workspace,
+                  ExpertExchange& exchange, const TensorView& y) const {
+  const std::int64_t rows = x.size(0);
+  const TensorView logits = workspace.logits.rows(rows);
+  context.backend.linear(gate_, x, logits);
+  RouterParams router = router_;
+  router.logits = logits;
+  router.expert_ids = workspace.expert_ids.rows(rows);
+  router.expert_weights = workspace.expert_weights.rows(rows);
+  context.backend.router(router);
+  exchange.forward(context, {.x = x, .expert_ids = router.expert_ids, .expert_weights = router.expert_weights},
+                   {.layer = layer_,
+                    .weights = {.gate = expert_gate_, .up = expert_up_, .down = expert_down_},
+                    .shared = shared_.get()},
+                   y);
+}
+
+}  // namespace kdtree

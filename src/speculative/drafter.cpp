@@ -1,0 +1,255 @@
+#include "speculative/drafter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "model/rope.h"
+
+namespace kdtree {
+
+struct Drafter::Layer {
+  ConstTensorView input_layernorm;
+  WeightView q_proj;
+  WeightView k_proj;
+  WeightView v_proj;
+  WeightView o_proj;
+  ConstTensorView q_norm;
+  ConstTensorView k_norm;
+  ConstTensorView post_attention_layernorm;
+  Mlp mlp;
+};
+
+namespace {
+
+DeviceTensor upload_rope_table(Backend& backend, const DrafterConfig& config, std::int64_t num_positions) {
+  const std::vector<float> table = rope_table(config.rope, config.head_dim, num_positions);
+  DeviceTensor tensor(backend, DType::kFloat32, Shape{num_positions, config.head_dim});
+  tensor.upload(backend, std::span<const float>(table));
+  backend.synchronize();
+  return tensor;
+}
+
+// Local key/value head that each local query head reads.
+std::vector<std::int32_t> local_kv_heads(const DrafterConfig& config, const DrafterPartition& partition) {
+  const std::int64_t group = config.num_attention_heads / config.num_key_value_heads;
+  std::vector<std::int32_t> heads;
+  for (std::int64_t head = partition.heads.begin; head < partition.heads.end; ++head) {
+    heads.push_back(static_cast<std::int32_t>(head / group - partition.key_value_heads.begin));
+  }
+  return heads;
+}
+
+// Per-head norm over head_dim: heads become rows.
+void norm_heads(Backend& backend, const TensorView& x, const ConstTensorView& weight, float eps,
+                std::int64_t head_dim) {
+  const TensorView heads = x.reshape(Shape{x.num_elements() / head_dim, head_dim});
+  backend.rms_norm(heads, weight, eps, heads);
+}
+
+}  // namespace
+
+CacheSizes Drafter::cache_sizes(const DrafterConfig& config, const DrafterPartition& partition,
+                                const DrafterOptions& options) {
+  return {.num_layers = config.num_hidden_layers,
+          .num_slots = options.num_slots,
+          .capacity = options.capacity,
+          .width = partition.key_value_heads.size() * config.head_dim};
+}
+
+std::int64_t Drafter::max_rows() const {
+  return std::max(options_.max_context_rows, options_.num_slots * config_.block_size);
+}
+
+Drafter::Drafter(const ModelContext& context, const DrafterConfig& config, const WeightStore& weights,
+                 const DrafterPartition& partition, Vocabulary& vocabulary, const DrafterOptions& options)
+    : context_(context),
+      config_(config),
+      vocabulary_(vocabulary),
+      options_(options),
+      num_heads_(partition.heads.size()),
+      num_key_value_heads_(partition.key_value_heads.size()),
+      fc_rows_(partition.context),
+      fc_(weights.matrix("fc.weight")),
+      hidden_norm_(weights.vector("hidden_norm.weight")),
+      norm_(weights.vector("norm.weight")),
+      rope_table_(upload_rope_table(context.backend, config, options.capacity)),
+      kv_head_of_(context.backend, std::span<const std::int32_t>(local_kv_heads(config, partition))),
+      keys_(context.backend, cache_sizes(config, partition, options)),
+      values_(context.backend, cache_sizes(config, partition, options)),
+      batch_storage_(context.backend, max_rows(), options.num_slots, 1) {
+  Backend& backend = context.backend;
+  const DType dtype = backend.activation_dtype();
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const std::string prefix = fmt::format("layers.{}.", layer);
+    const std::string attention = prefix + "self_attn.";
+    layers_.push_back({.input_layernorm = weights.vector(prefix + "input_layernorm.weight"),
+                       .q_proj = weights.matrix(attention + "q_proj.weight"),
+                       .k_proj = weights.matrix(attention + "k_proj.weight"),
+                       .v_proj = weights.matrix(attention + "v_proj.weight"),
+                       .o_proj = weights.matrix(attention + "o_proj.weight"),
+                       .q_norm = weights.vector(attention + "q_norm.weight"),
+                       .k_norm = weights.vector(attention + "k_norm.weight"),
+                       .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
+                       .mlp = Mlp(weights, prefix + "mlp.")});
+  }
+  const std::int64_t block_rows = options.num_slots * config.block_size;
+  const std::int64_t predictions = options.num_slots * config.draft_horizon();
+  const std::int64_t query_width = num_heads_ * config.head_dim;
+  const std::int64_t kv_width = num_key_value_heads_ * config.head_dim;
+  mlp_workspace_ = MlpWorkspace(backend, partition.intermediate.size(), block_rows);
+  context_hidden_ = DeviceTensor(backend, dtype, Shape{options.max_context_rows, config.hidden_size});
+  hidden_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
+  normed_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
+  delta_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
+  predicted_ = DeviceTensor(backend, dtype, Shape{predictions, config.hidden_size});
+  predicted_rows_ = DeviceTensor(backend, DType::kInt32, Shape{predictions});
+  q_ = DeviceTensor(backend, dtype, Shape{block_rows, query_width});
+  o_ = DeviceTensor(backend, dtype, Shape{block_rows, query_width});
+  k_ = DeviceTensor(backend, dtype, Shape{max_rows(), kv_width});
+  v_ = DeviceTensor(backend, dtype, Shape{max_rows(), kv_width});
+}
+
+Drafter::~Drafter() = default;
+
+std::int64_t Drafter::workspace_bytes(const Backend& backend, const DrafterConfig& config,
+                                      const DrafterPartition& partition, const DrafterOptions& options) {
+  const std::int64_t block_rows = options.num_slots * config.block_size;
+  const std::int64_t rows = std::max(options.max_context_rows, block_rows);
+  const std::int64_t values =
+      options.max_context_rows * config.hidden_size +
+      block_rows * (4 * config.hidden_size + 2 * partition.heads.size() * config.head_dim) +
+      rows * 2 * partition.key_value_heads.size() * config.head_dim;
+  return values * dtype_bytes(backend.activation_dtype()) + options.capacity * config.head_dim * 4 +
+         MlpWorkspace::bytes(partition.intermediate.size(), block_rows, backend.activation_dtype());
+}
+
+void Drafter::clear(std::int32_t slot) {
+  keys_.clear(slot);
+  values_.clear(slot);
+}
+
+void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x, const TreeBatch& batch) {
+  Backend& backend = context_.backend;
+  const Layer& weights = layers_[layer];
+  const auto index = static_cast<std::int64_t>(layer);
+  const TensorView k = k_.rows(batch.num_rows);
+  const TensorView v = v_.rows(batch.num_rows);
+  backend.linear(weights.k_proj, x, k);
+  backend.linear(weights.v_proj, x, v);
+  norm_heads(backend, k, weights.k_norm, static_cast<float>(config_.rms_norm_eps), config_.head_dim);
+  backend.rope({.x = k,
+                .num_heads = num_key_value_heads_,
+                .head_stride = config_.head_dim,
+                .offset = 0,
+                .positions = batch.positions,
+                .cos_sin = rope_table_.view(),
+                .layout = RopeLayout::kHalfSplit});
+  backend.cache_write({.values = k, .cache = keys_.layer(index), .batch = batch});
+  backend.cache_write({.values = v, .cache = values_.layer(index), .batch = batch});
+}
+
+void Drafter::append_context(const ConstTensorView& taps, std::span<const ContextRows> sequences) {
+  Backend& backend = context_.backend;
+  host_sequences_.clear();
+  host_tokens_.assign(static_cast<std::size_t>(taps.size(0)), 0);  // context rows have no token of their own
+  std::size_t first = 0;
+  for (const ContextRows& sequence : sequences) {
+    const auto count = static_cast<std::size_t>(sequence.num_rows);
+    host_sequences_.push_back({.slot = sequence.slot,
+                               .prefix_length = static_cast<std::int32_t>(keys_.committed(sequence.slot)),
+                               .token_ids = std::span<const std::int32_t>(host_tokens_).subspan(first, count),
+                               .parents = {}});
+    first += count;
+  }
+  const TreeBatch batch = batch_storage_.fill(host_sequences_);
+  check(batch.num_rows == taps.size(0), "{} tapped rows for {} context rows", taps.size(0), batch.num_rows);
+
+  // fc is split by output rows: each rank fills its columns of a zeroed tensor, and the sum (of one value and zeros) is
+  // exact.
+  const TensorView context_hidden = context_hidden_.rows(batch.num_rows);
+  backend.fill_zero(context_hidden);
+  backend.linear(fc_, taps, context_hidden.columns(fc_rows_.begin, fc_rows_.size()));
+  context_.all_reduce_sum(context_hidden, {.what = "drafter context"});
+  backend.rms_norm(context_hidden, hidden_norm_, static_cast<float>(config_.rms_norm_eps), context_hidden);
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    write_keys_values(layer, context_hidden, batch);
+  }
+  for (const ContextRows& sequence : sequences) {
+    keys_.commit_rows(sequence.slot, sequence.num_rows);
+    values_.commit_rows(sequence.slot, sequence.num_rows);
+  }
+}
+
+void Drafter::block_layer(std::size_t layer, const TensorView& hidden, const TreeBatch& batch) {
+  Backend& backend = context_.backend;
+  const Layer& weights = layers_[layer];
+  const auto index = static_cast<std::int64_t>(layer);
+  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  const TensorView normed = normed_.rows(batch.num_rows);
+  const TensorView delta = delta_.rows(batch.num_rows);
+  const TensorView q = q_.rows(batch.num_rows);
+  const TensorView o = o_.rows(batch.num_rows);
+
+  backend.rms_norm(hidden, weights.input_layernorm, eps, normed);
+  backend.linear(weights.q_proj, normed, q);
+  norm_heads(backend, q, weights.q_norm, eps, config_.head_dim);
+  backend.rope({.x = q,
+                .num_heads = num_heads_,
+                .head_stride = config_.head_dim,
+                .offset = 0,
+                .positions = batch.positions,
+                .cos_sin = rope_table_.view(),
+                .layout = RopeLayout::kHalfSplit});
+  write_keys_values(layer, normed, batch);
+  backend.block_attention({.num_heads = num_heads_,
+                           .num_key_value_heads = num_key_value_heads_,
+                           .head_dim = config_.head_dim,
+                           .kv_head_of = kv_head_of_.view(),
+                           .softmax_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.head_dim))),
+                           .query = q,
+                           .key_cache = keys_.layer(index),
+                           .value_cache = values_.layer(index),
+                           .batch = batch,
+                           .output = o});
+  backend.linear(weights.o_proj, o, delta);
+  context_.all_reduce_sum(delta, {.what = "drafter attention", .layer = index});
+  backend.add(hidden, delta);
+  backend.rms_norm(hidden, weights.post_attention_layernorm, eps, normed);
+  weights.mlp.forward(backend, normed, mlp_workspace_, delta);
+  context_.all_reduce_sum(delta, {.what = "drafter feed-forward", .layer = index});
+  backend.add(hidden, delta);
+}
+
+Vocabulary::TopK Drafter::draft(std::span<const Root> roots, std::int64_t num_candidates) {
+  Backend& backend = context_.backend;
+  const auto block_size = static_cast<std::size_t>(config_.block_size);
+  host_sequences_.clear();
+  host_rows_.clear();
+  host_tokens_.assign(roots.size() * block_size, static_cast<std::int32_t>(config_.mask_token_id));
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    host_tokens_[i * block_size] = roots[i].token;
+    host_sequences_.push_back({.slot = roots[i].slot,
+                               .prefix_length = static_cast<std::int32_t>(keys_.committed(roots[i].slot)),
+                               .token_ids = std::span<const std::int32_t>(host_tokens_).subspan(i * block_size, block_size),
+                               .parents = {}});
+    for (std::size_t slot = 1; slot < block_size; ++slot) {
+      host_rows_.push_back(static_cast<std::int32_t>(i * block_size + slot));
+    }
+  }
+  const TreeBatch batch = batch_storage_.fill(host_sequences_);
+  const TensorView hidden = hidden_.rows(batch.num_rows);
+  vocabulary_.embed(batch.token_ids, hidden);
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    block_layer(layer, hidden, batch);
+  }
+  const auto num_predictions = static_cast<std::int64_t>(host_rows_.size());
+  const TensorView predicted = predicted_.rows(num_predictions);
+  predicted_rows_.upload(backend, std::span<const std::int32_t>(host_rows_));
+  backend.gather_rows(hidden, predicted_rows_.rows(num_predictions), predicted);
+  backend.rms_norm(predicted, norm_, static_cast<float>(config_.rms_norm_eps), predicted);
+  return vocabulary_.top_log_probs(predicted, num_candidates);
+}
+
+}  // namespace kdtree

@@ -1,0 +1,106 @@
+// The DFlash block-diffusion drafter: one pass proposes candidates for all slots of a block.
+//
+// The drafter attends bidirectionally over the keys and values of the committed context, which it makes from the target's
+// tapped hidden states, and over its own block [root, MASK, ...]. Slot i of the block predicts the token at its own
+// position; slot 0's prediction is dropped. Embedding and head are the target's. Source: Chen et al. 2026 (DFlash) and
+// its published program.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "config/model_config.h"
+#include "model/latent_kv_cache.h"
+#include "model/mlp.h"
+#include "model/model_context.h"
+#include "model/tree_batch_storage.h"
+#include "model/vocabulary.h"
+#include "weights/weight_store.h"
+
+namespace kdtree {
+
+struct DrafterOptions {
+  std::int64_t num_slots = 0;         // sequences at a time
+  std::int64_t capacity = 0;          // context rows a slot, with room for a block behind the last
+  std::int64_t max_context_rows = 0;  // rows of one append_context call
+};
+
+// Tensor parallel: query heads, feed-forward and fc are split over the ranks; a rank may have no head.
+class Drafter {
+ public:
+  // config, weights and vocabulary (the target's) outlive the drafter.
+  Drafter(const ModelContext& context, const DrafterConfig& config, const WeightStore& weights,
+          const DrafterPartition& partition, Vocabulary& vocabulary, const DrafterOptions& options);
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
+  ~Drafter();
+
+  const DrafterConfig& config() const { return config_; }
+
+  // Forgets a slot's context.
+  void clear(std::int32_t slot);
+
+  // Newly committed tokens of a sequence: their tapped states follow the slot's context.
+  struct ContextRows {
+    std::int32_t slot = 0;
+    std::int64_t num_rows = 0;
+  };
+  // taps [sum of num_rows, taps * hidden], sequence after sequence. Adds their keys and values to every layer's context.
+  void append_context(const ConstTensorView& taps, std::span<const ContextRows> sequences);
+
+  struct Root {
+    std::int32_t slot = 0;
+    std::int32_t token = 0;
+  };
+  // Log-probabilities of the `num_candidates` best tokens of each slot 1..draft_horizon of each sequence,
+  // [sequences * draft_horizon, num_candidates]; equal on every rank, valid until the vocabulary's next call. Leaves the
+  // context as it was.
+  Vocabulary::TopK draft(std::span<const Root> roots, std::int64_t num_candidates);
+
+  static std::int64_t workspace_bytes(const Backend& backend, const DrafterConfig& config,
+                                      const DrafterPartition& partition, const DrafterOptions& options);
+  static CacheSizes cache_sizes(const DrafterConfig& config, const DrafterPartition& partition,
+                                const DrafterOptions& options);
+
+ private:
+  struct Layer;
+
+  // Keys of `x` [rows, hidden] normed and rotated, values; both into the layer's caches at the batch's rows.
+  void write_keys_values(std::size_t layer, const ConstTensorView& x, const TreeBatch& batch);
+  void block_layer(std::size_t layer, const TensorView& hidden, const TreeBatch& batch);
+  std::int64_t max_rows() const;
+
+  ModelContext context_;
+  const DrafterConfig& config_;
+  Vocabulary& vocabulary_;
+  DrafterOptions options_;
+  std::int64_t num_heads_;
+  std::int64_t num_key_value_heads_;
+  Range fc_rows_;
+  std::vector<Layer> layers_;
+  WeightView fc_;
+  ConstTensorView hidden_norm_;
+  ConstTensorView norm_;
+  DeviceTensor rope_table_;
+  DeviceTensor kv_head_of_;
+  LatentKvCache keys_;
+  LatentKvCache values_;
+  TreeBatchStorage batch_storage_;
+  MlpWorkspace mlp_workspace_;
+  DeviceTensor context_hidden_;  // [max_context_rows, hidden]
+  DeviceTensor hidden_;          // [block rows, hidden]
+  DeviceTensor normed_;          // [block rows, hidden]
+  DeviceTensor delta_;           // [block rows, hidden]
+  DeviceTensor predicted_;       // [sequences * draft_horizon, hidden] rows of slots 1 and on
+  DeviceTensor predicted_rows_;  // [sequences * draft_horizon]
+  DeviceTensor q_;               // [block rows, heads * head_dim]
+  DeviceTensor o_;               // [block rows, heads * head_dim]
+  DeviceTensor k_;               // [max_rows, kv heads * head_dim]
+  DeviceTensor v_;               // [max_rows, kv heads * head_dim]
+  std::vector<std::int32_t> host_tokens_;
+  std::vector<std::int32_t> host_rows_;
+  std::vector<SequenceRows> host_sequences_;
+};
+
+}  // namespace kdtree

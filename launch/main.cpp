@@ -36,6 +36,7 @@ int run(const Command& command, kdtree::ProcessGroup& group) {
     print_error(fmt::format("rank {} on {}: {}", group.rank(), group.host_name(), error.what()).c_str());
     group.abort(kFailed);
   }
+  return kFailed;
 }
 
 // Every rank parses the same words, so all agree on a wrong command line; one of them prints.

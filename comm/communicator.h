@@ -1,5 +1,5 @@
-// Collectives on tensors, ordered on a stream. All ranks of the group call the same ones in the same order with
-// matching sizes; nothing checks that for them.
+// Collectives on tensors, ordered on a stream. All ranks of the group call the same ones in the
+// same order with matching sizes; nothing checks that for them.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ struct CollectiveLabel {
   std::int64_t layer = -1;  // -1: outside the layers
 };
 
-// How all_to_all cuts its tensors: rows for (from) rank r are rows_to[r] (rows_from[r]), in rank order without gaps.
+// How all_to_all cuts its tensors: rows for (from) rank r are rows_to[r] (rows_from[r]), in rank
+// order without gaps.
 struct RowCounts {
   std::span<const std::int64_t> rows_to;
   std::span<const std::int64_t> rows_from;
@@ -36,31 +37,37 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // x[i] = sum over ranks of x[i], added in rank order on every rank and for every size (self, mpi), so the bits do not
-  // depend on the size of the message. Contiguous float32.
+  // x[i] = sum over ranks of x[i], added in rank order on every rank and for every size (self,
+  // mpi), so the bits do not depend on the size of the message. Contiguous float32.
   virtual void all_reduce_sum(TensorView x, Stream stream, CollectiveLabel label) = 0;
   // Contiguous, any dtype.
   virtual void broadcast(TensorView x, int root, Stream stream, CollectiveLabel label) = 0;
-  // whole [world_size, ...]: block r is rank r's part. Contiguous, equal sizes, any dtype. part may be whole's own block.
-  virtual void all_gather(ConstTensorView part, TensorView whole, Stream stream, CollectiveLabel label) = 0;
-  // whole's rows in rank order: rank r gives rows[r] of them. Contiguous, any dtype.
-  virtual void all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
-                               Stream stream, CollectiveLabel label) = 0;
-  // Rows of `sent` go to the ranks by counts.rows_to; `received` gets counts.rows_from. Contiguous, any dtype.
-  virtual void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
+  // whole [world_size, ...]: block r is rank r's part. Contiguous, equal sizes, any dtype. part may
+  // be whole's own block.
+  virtual void all_gather(ConstTensorView part, TensorView whole, Stream stream,
                           CollectiveLabel label) = 0;
+  // whole's rows in rank order: rank r gives rows[r] of them. Contiguous, any dtype.
+  virtual void all_gather_rows(ConstTensorView part, TensorView whole,
+                               std::span<const std::int64_t> rows, Stream stream,
+                               CollectiveLabel label) = 0;
+  // Rows of `sent` go to the ranks by counts.rows_to; `received` gets counts.rows_from. Contiguous,
+  // any dtype.
+  virtual void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,
+                          Stream stream, CollectiveLabel label) = 0;
 };
 
 struct CommunicatorOptions {
-  std::string name = "auto";  // auto | self | mpi | nccl
+  std::string name = "auto";    // auto | self | mpi | nccl
   std::string backend = "cpu";  // whose tensors are sent
 };
 
-// InputError for an unknown name, for "self" with several ranks, for "mpi" without an MPI job, for one that this build
-// or backend does not have. The same verdict on every rank, without communication.
+// InputError for an unknown name, for "self" with several ranks, for "mpi" without an MPI job, for
+// one that this build or backend does not have. The same verdict on every rank, without
+// communication.
 void check_communicator(const CommunicatorOptions& options, const ProcessGroup& group);
 
 // auto: self for one rank, otherwise mpi for CPU tensors. Collective; errors as check_communicator.
-std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options, ProcessGroup& group);
+std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options,
+                                                ProcessGroup& group);
 
 }  // namespace kdtree

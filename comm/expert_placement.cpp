@@ -6,7 +6,8 @@
 namespace kdtree {
 
 ExpertPlacement ExpertPlacement::linear(std::int64_t n_routed_experts, int world_size) {
-  check(n_routed_experts >= 0 && world_size > 0, "placement of {} experts on {} ranks", n_routed_experts, world_size);
+  check(n_routed_experts >= 0 && world_size > 0, "placement of {} experts on {} ranks",
+        n_routed_experts, world_size);
   ExpertPlacement placement;
   placement.rank_of_.resize(static_cast<std::size_t>(n_routed_experts));
   placement.experts_of_.resize(static_cast<std::size_t>(world_size));

@@ -1,4 +1,5 @@
-// Where each routed expert lives: logical experts (the router's numbers) on physical slots of the ranks.
+// Where each routed expert lives: logical experts (the router's numbers) on physical slots of the
+// ranks.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,12 @@
 #include "comm/process_group.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <map>
 #include <vector>
-
-#include <fmt/ranges.h>
-
 
 namespace kdtree {
 
@@ -47,7 +46,8 @@ std::vector<Report> gather_reports(ProcessGroup& group, const Report& own) {
   std::vector<Report> reports(world_size);
   for (std::size_t rank = 0; rank < world_size; ++rank) {
     reports[rank].failed = sizes[2 * rank] != 0;
-    reports[rank].message = texts.substr(rank * longest, static_cast<std::size_t>(sizes[2 * rank + 1]));
+    reports[rank].message =
+        texts.substr(rank * longest, static_cast<std::size_t>(sizes[2 * rank + 1]));
   }
   return reports;
 }
@@ -76,7 +76,8 @@ void run_together(ProcessGroup& group, const std::function<void()>& body) {
   for (const std::string& message : order) {
     const std::vector<std::size_t>& ranks = ranks_of_message[message];
     text += text.empty() ? "" : "\n";
-    const bool common = ranks.size() == reports.size() || (order.size() == 1 && ranks == std::vector<std::size_t>{0});
+    const bool common = ranks.size() == reports.size() ||
+                        (order.size() == 1 && ranks == std::vector<std::size_t>{0});
     text += common ? message : fmt::format("rank {}: {}", fmt::join(ranks, ", "), message);
   }
   throw AgreedError(text);

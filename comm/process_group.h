@@ -1,4 +1,5 @@
-// The ranks of a run and small values between their hosts. Tensors travel through comm/communicator.h.
+// The ranks of a run and small values between their hosts. Tensors travel through
+// comm/communicator.h.
 #pragma once
 
 #include <cstdint>
@@ -37,16 +38,17 @@ class ProcessGroup {
 // A group of one: the program started without mpirun or srun.
 std::unique_ptr<ProcessGroup> make_self_process_group();
 
-// A failure that every rank knows of and throws alike: one of them prints it and all can end in good order.
+// A failure that every rank knows of and throws alike: one of them prints it and all can end in
+// good order.
 class AgreedError : public Error {
  public:
   using Error::Error;
 };
 
-// Runs `body` on every rank and lets all of them know how it went. Where it threw on any rank, every rank throws
-// AgreedError; its text holds each distinct message once, with the ranks that had it unless all of them did, or rank 0 alone (it
-// alone reads prompts). `body` must
-// not call collectives.
+// Runs `body` on every rank and lets all of them know how it went. Where it threw on any rank,
+// every rank throws AgreedError; its text holds each distinct message once, with the ranks that had
+// it unless all of them did, or rank 0 alone (it alone reads prompts). `body` must not call
+// collectives.
 void run_together(ProcessGroup& group, const std::function<void()>& body);
 
 }  // namespace kdtree

@@ -1,10 +1,13 @@
 // Every operation that the engine computes, once. kernels/cpu and kernels/cuda implement it.
 //
 // Conventions of all ops:
-// - Shapes are row-major, outermost first; "rows" counts the tokens of a call (nodes of all trees, or prompt tokens).
+// - Shapes are row-major, outermost first; "rows" counts the tokens of a call (nodes of all trees,
+// or prompt tokens).
 //   rows == 0 is legal and does nothing. Inputs and outputs do not overlap unless an op says so.
-// - "activation" tensors have the dtype that activation_dtype() names (float32 on the CPU). Index tensors are int32.
-// - Row independence: the bits of an output row do not depend on how many other rows the call has, nor on their
+// - "activation" tensors have the dtype that activation_dtype() names (float32 on the CPU). Index
+// tensors are int32.
+// - Row independence: the bits of an output row do not depend on how many other rows the call has,
+// nor on their
 //   content. Sums run in an order that is fixed by the shapes alone.
 // - Work is ordered on stream(); the memory of all tensors belongs to the caller.
 // - Malformed shapes are programming errors and throw Error.
@@ -28,12 +31,13 @@ enum class RopeLayout : std::uint8_t {
 };
 
 struct RopeParams {
-  TensorView x;                 // [rows, width] activation, rotated in place; may be strided
-  std::int64_t num_heads = 1;   // heads lie at h * head_stride + offset, rope_dim values each
+  TensorView x;                // [rows, width] activation, rotated in place; may be strided
+  std::int64_t num_heads = 1;  // heads lie at h * head_stride + offset, rope_dim values each
   std::int64_t head_stride = 0;
   std::int64_t offset = 0;
-  ConstTensorView positions;    // [rows]
-  ConstTensorView cos_sin;      // [max_positions, rope_dim] float32: rope_dim / 2 cosines, then the sines
+  ConstTensorView positions;  // [rows]
+  ConstTensorView
+      cos_sin;  // [max_positions, rope_dim] float32: rope_dim / 2 cosines, then the sines
   RopeLayout layout = RopeLayout::kInterleaved;
 };
 
@@ -60,24 +64,26 @@ struct TreeBatch {
   ConstTensorView slots;           // [sequences] the sequence's place in the caches
   ConstTensorView prefix_lengths;  // [sequences] committed cache rows, visible to every node
   ConstTensorView row_offsets;     // [sequences + 1] first row of each sequence
-  // [rows, words] int64 bit masks: bit j of word j / 64 says that node j of the same tree is visible (its ancestors
-  // and itself; only bits up to the node's own index are set). Without data: a chain, node j sees 0..j.
+  // [rows, words] int64 bit masks: bit j of word j / 64 says that node j of the same tree is
+  // visible (its ancestors and itself; only bits up to the node's own index are set). Without data:
+  // a chain, node j sees 0..j.
   ConstTensorView ancestor_mask;
 };
 
 struct TreeAttentionParams {
   MlaShape shape;
   float softmax_scale = 1;
-  ConstTensorView query;   // [rows, num_heads * latent_dim] activation: absorbed query, then rotated query, per head
-  ConstTensorView cache;   // [slots, capacity, latent_dim] activation
+  ConstTensorView query;  // [rows, num_heads * latent_dim] activation: absorbed query, then rotated
+                          // query, per head
+  ConstTensorView cache;  // [slots, capacity, latent_dim] activation
   TreeBatch batch;
-  TensorView output;       // [rows, num_heads * kv_lora_rank] activation
+  TensorView output;  // [rows, num_heads * kv_lora_rank] activation
 };
 
 enum class RouterScoring : std::uint8_t { kSigmoid, kSoftmax };
 enum class RouterMethod : std::uint8_t {
-  kNoAuxTc,             // sigmoid scores + correction bias choose; groups by the sum of their two best
-  kGreedy,              // best scores of all
+  kNoAuxTc,  // sigmoid scores + correction bias choose; groups by the sum of their two best
+  kGreedy,   // best scores of all
   kGroupLimitedGreedy,  // groups by their best score
 };
 
@@ -88,10 +94,11 @@ struct RouterParams {
   RouterMethod method = RouterMethod::kNoAuxTc;
   std::int64_t n_group = 1;
   std::int64_t topk_group = 1;
-  bool norm_topk_prob = true;   // divide the chosen scores by their sum + 1e-20
-  bool scale_always = true;     // false (DeepSeek-V2): scale only if norm_topk_prob is false
+  bool norm_topk_prob = true;  // divide the chosen scores by their sum + 1e-20
+  bool scale_always = true;    // false (DeepSeek-V2): scale only if norm_topk_prob is false
   float routed_scaling_factor = 1;
-  TensorView expert_ids;      // [rows, num_experts_per_tok] logical experts, best first, ties to the lower id
+  TensorView
+      expert_ids;  // [rows, num_experts_per_tok] logical experts, best first, ties to the lower id
   TensorView expert_weights;  // [rows, num_experts_per_tok] float32
 };
 
@@ -108,31 +115,35 @@ struct ExpertsParams {
   ConstTensorView expert_ids;       // [rows, k] logical experts; -1 = none
   ConstTensorView expert_weights;   // [rows, k] float32
   ConstTensorView logical_to_slot;  // [n_routed_experts] slot on this rank, or -1
-  TensorView output;                // [rows, hidden] activation: sum over k, in order of k, of the experts held here
-  TensorView workspace;             // [bytes] uint8, at least experts_workspace_bytes()
+  TensorView
+      output;  // [rows, hidden] activation: sum over k, in order of k, of the experts held here
+  TensorView workspace;  // [bytes] uint8, at least experts_workspace_bytes()
 };
 
 struct CacheWriteParams {
   ConstTensorView values;  // [rows, width] activation; may be strided
   TensorView cache;        // [slots, capacity, width] activation
-  TreeBatch batch;         // row r goes to cache row prefix_length + (r - row_offset) of its sequence's slot
+  TreeBatch
+      batch;  // row r goes to cache row prefix_length + (r - row_offset) of its sequence's slot
 };
 
 struct BlockAttentionParams {
-  std::int64_t num_heads = 0;           // query heads of this rank
-  std::int64_t num_key_value_heads = 0; // key/value heads of this rank
+  std::int64_t num_heads = 0;            // query heads of this rank
+  std::int64_t num_key_value_heads = 0;  // key/value heads of this rank
   std::int64_t head_dim = 0;
   // Query head h of this rank reads local key/value head kv_head_of[h].
   ConstTensorView kv_head_of;  // [num_heads]
   float softmax_scale = 1;
-  ConstTensorView query;       // [rows, num_heads * head_dim] activation
-  ConstTensorView key_cache;   // [slots, capacity, num_key_value_heads * head_dim] activation
-  ConstTensorView value_cache; // the same shape
-  TreeBatch batch;             // a row sees its whole slot: prefix and every row of its own sequence in the batch
-  TensorView output;           // [rows, num_heads * head_dim] activation
+  ConstTensorView query;        // [rows, num_heads * head_dim] activation
+  ConstTensorView key_cache;    // [slots, capacity, num_key_value_heads * head_dim] activation
+  ConstTensorView value_cache;  // the same shape
+  TreeBatch
+      batch;  // a row sees its whole slot: prefix and every row of its own sequence in the batch
+  TensorView output;  // [rows, num_heads * head_dim] activation
 };
 
-// The draft trees of a batch; node 0 of each is the root. Fixed strides, so that one tensor serves any number of nodes.
+// The draft trees of a batch; node 0 of each is the root. Fixed strides, so that one tensor serves
+// any number of nodes.
 struct TreeArrays {
   TensorView num_nodes;  // [sequences] nodes with the root
   TensorView token_ids;  // [sequences, max_nodes]
@@ -144,7 +155,7 @@ struct TreeBuildParams {
   ConstTensorView log_probs;   // [sequences * draft_horizon, K] float32, descending
   ConstTensorView candidates;  // [sequences * draft_horizon, K] token ids of these; -1 = none
   std::int64_t draft_horizon = 0;
-  ConstTensorView roots;        // [sequences] the root tokens
+  ConstTensorView roots;         // [sequences] the root tokens
   std::int64_t tree_budget = 0;  // nodes without the root, at most
   TreeArrays trees;              // max_nodes >= tree_budget + 1
 };
@@ -154,8 +165,9 @@ struct AcceptParams {
   ConstTensorView choices;      // [rows] the target's token at every node, sequence after sequence
   ConstTensorView row_offsets;  // [sequences + 1] first row of each sequence in `choices`
   TensorView path_lengths;      // [sequences] nodes on the accepted path, with the root
-  TensorView paths;             // [sequences, max_path] their indices, ascending; max_path >= longest depth + 1
-  TensorView bonus_tokens;      // [sequences] the target's token behind the path
+  TensorView
+      paths;  // [sequences, max_path] their indices, ascending; max_path >= longest depth + 1
+  TensorView bonus_tokens;  // [sequences] the target's token behind the path
 };
 
 struct CompactParams {
@@ -163,7 +175,8 @@ struct CompactParams {
   ConstTensorView slots;           // [sequences]
   ConstTensorView prefix_lengths;  // [sequences]
   ConstTensorView path_lengths;    // [sequences]
-  // [sequences, max_path]: cache row prefix + paths[i] moves to prefix + i. Ascending, paths[i] >= i.
+  // [sequences, max_path]: cache row prefix + paths[i] moves to prefix + i. Ascending, paths[i] >=
+  // i.
   ConstTensorView paths;
 };
 
@@ -174,93 +187,114 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   virtual ~Backend() = default;
 
-  // ---- memory and order -------------------------------------------------------------------------------------------
+  // ---- memory and order
+  // -------------------------------------------------------------------------------------------
   virtual std::string name() const = 0;  // "cpu", "cuda"
   virtual DType activation_dtype() const = 0;
   virtual Stream stream() const = 0;
   virtual int num_threads() const = 0;  // host threads that ops may use
   // Zero-filled memory of this device, aligned to 256 bytes. Never called inside a step.
   virtual Buffer allocate(std::int64_t bytes) = 0;
-  // Copies of `bytes` between host and this device, finished in stream order; the host sees a download's result
-  // after synchronize().
+  // Copies of `bytes` between host and this device, finished in stream order; the host sees a
+  // download's result after synchronize().
   virtual void upload(void* device, const void* host, std::int64_t bytes) = 0;
   virtual void download(void* host, const void* device, std::int64_t bytes) = 0;
   virtual void synchronize() = 0;
-  // Memory that allocate() could still get: of the whole host for the CPU backend, of this rank's GPU for CUDA.
+  // Memory that allocate() could still get: of the whole host for the CPU backend, of this rank's
+  // GPU for CUDA.
   virtual std::int64_t free_bytes() const = 0;
   // Device to device. Equal shapes and dtypes; either side may be strided.
   virtual void copy(ConstTensorView source, TensorView target) = 0;
   // Contiguous, any dtype.
   virtual void fill_zero(TensorView target) = 0;
 
-  // ---- dense layers -----------------------------------------------------------------------------------------------
-  // out[r] = table row token_ids[r] - first_row, or zeros where another rank holds that row. table not INT4.
-  virtual void embed(const WeightView& table, std::int64_t first_row, ConstTensorView token_ids, TensorView out) = 0;
-  // y[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight, in float32. weight [cols] float32. x, y [rows, cols] may be
-  // strided and may be the same tensor.
+  // ---- dense layers
+  // -----------------------------------------------------------------------------------------------
+  // out[r] = table row token_ids[r] - first_row, or zeros where another rank holds that row. table
+  // not INT4.
+  virtual void embed(const WeightView& table, std::int64_t first_row, ConstTensorView token_ids,
+                     TensorView out) = 0;
+  // y[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight, in float32. weight [cols] float32. x, y [rows,
+  // cols] may be strided and may be the same tensor.
   virtual void rms_norm(ConstTensorView x, ConstTensorView weight, float eps, TensorView y) = 0;
-  // y[r, o] = sum_i w[o, i] * x[r, i]; x [rows, in], y [rows, out], both may be strided; y may be float32 or
-  // activation. in == 0 gives zeros.
+  // y[r, o] = sum_i w[o, i] * x[r, i]; x [rows, in], y [rows, out], both may be strided; y may be
+  // float32 or activation. in == 0 gives zeros.
   virtual void linear(const WeightView& w, ConstTensorView x, TensorView y) = 0;
   // x += delta, [rows, cols].
   virtual void add(TensorView x, ConstTensorView delta) = 0;
   // y = silu(gate) * up, [rows, cols] each; y may be gate.
   virtual void swiglu(ConstTensorView gate, ConstTensorView up, TensorView y) = 0;
-  // out[r] = source[indices[r]]; source [n, cols], out [rows, cols], each may be strided.
+  // out[r] = source[indices[r]]; source [n, cols], out [rows, cols] of the same dtype (any), each
+  // may be strided.
   virtual void gather_rows(ConstTensorView source, ConstTensorView indices, TensorView out) = 0;
-  // target[indices[i]] += source[i], one i after the other (several i may name the same row). source [n, cols].
+  // target[indices[i]] += source[i], one i after the other (several i may name the same row).
+  // source [n, cols].
   virtual void add_rows(ConstTensorView source, ConstTensorView indices, TensorView target) = 0;
 
-  // ---- attention --------------------------------------------------------------------------------------------------
+  // ---- attention
+  // --------------------------------------------------------------------------------------------------
   virtual void rope(const RopeParams& params) = 0;
-  // Absorbed MLA: query[r, h] = [q_nope . W_UK[h] | q_rope]. kv_b [heads * (nope + v), kv_lora_rank] float32 or bf16,
-  // W_UK[h] the first nope rows of head h. q [rows, heads * qk_head_dim], query [rows, heads * latent_dim].
-  virtual void absorb_query(const WeightView& kv_b, const MlaShape& shape, ConstTensorView q, TensorView query) = 0;
-  // out[r, h] = W_UV[h] . o_latent[r, h], W_UV[h] the last v rows of head h. o_latent [rows, heads * kv_lora_rank],
-  // out [rows, heads * v_head_dim].
+  // Absorbed MLA: query[r, h] = [q_nope . W_UK[h] | q_rope]. kv_b [heads * (nope + v),
+  // kv_lora_rank] float32 or bf16, W_UK[h] the first nope rows of head h. q [rows, heads *
+  // qk_head_dim], query [rows, heads * latent_dim].
+  virtual void absorb_query(const WeightView& kv_b, const MlaShape& shape, ConstTensorView q,
+                            TensorView query) = 0;
+  // out[r, h] = W_UV[h] . o_latent[r, h], W_UV[h] the last v rows of head h. o_latent [rows, heads
+  // * kv_lora_rank], out [rows, heads * v_head_dim].
   virtual void expand_value(const WeightView& kv_b, const MlaShape& shape, ConstTensorView o_latent,
                             TensorView out) = 0;
   virtual void cache_write(const CacheWriteParams& params) = 0;
-  // softmax(query . cache * scale) . cache[:kv_lora_rank] over the prefix and the visible nodes, in order of position.
+  // softmax(query . cache * scale) . cache[:kv_lora_rank] over the prefix and the visible nodes, in
+  // order of position.
   virtual void tree_attention(const TreeAttentionParams& params) = 0;
   // Bidirectional grouped-query attention of the drafter's block over its context and itself.
   virtual void block_attention(const BlockAttentionParams& params) = 0;
 
-  // ---- mixture of experts -----------------------------------------------------------------------------------------
+  // ---- mixture of experts
+  // -----------------------------------------------------------------------------------------
   virtual void router(const RouterParams& params) = 0;
-  virtual std::int64_t experts_workspace_bytes(std::int64_t max_rows, std::int64_t num_experts_per_tok,
-                                               std::int64_t hidden_size, std::int64_t moe_intermediate_size) const = 0;
+  virtual std::int64_t experts_workspace_bytes(std::int64_t max_rows,
+                                               std::int64_t num_experts_per_tok,
+                                               std::int64_t hidden_size,
+                                               std::int64_t moe_intermediate_size) const = 0;
   virtual void experts(const ExpertsParams& params) = 0;
 
-  // ---- vocabulary -------------------------------------------------------------------------------------------------
-  // The k best of each row of logits [rows, vocabulary part], descending, ties to the lower id; ids are first_id +
-  // column. NaN counts as -infinity. Missing ones (k larger than the part) are -infinity with id -1.
-  // values [rows, k] float32, ids [rows, k].
-  virtual void top_k(ConstTensorView logits, std::int64_t first_id, TensorView values, TensorView ids) = 0;
-  // partials[r] = (m, s): m the row's largest logit, s = sum exp(logit - m); (-infinity, 0) for an empty part.
-  // logits [rows, part] float32, partials [rows, 2] float32.
+  // ---- vocabulary
+  // -------------------------------------------------------------------------------------------------
+  // The k best of each row of logits [rows, vocabulary part], descending, ties to the lower id; ids
+  // are first_id + column. NaN counts as -infinity. Missing ones (k larger than the part) are
+  // -infinity with id -1. values [rows, k] float32, ids [rows, k].
+  virtual void top_k(ConstTensorView logits, std::int64_t first_id, TensorView values,
+                     TensorView ids) = 0;
+  // partials[r] = (m, s): m the row's largest logit, s = sum exp(logit - m); (-infinity, 0) for an
+  // empty part. logits [rows, part] float32, partials [rows, 2] float32.
   virtual void log_sum_exp_partials(ConstTensorView logits, TensorView partials) = 0;
-  // Merges the candidates of all parts: part_values, part_ids [parts, rows, k_in], values, ids [rows, k_out] with the
-  // same order and ties. With partials [parts, rows, 2] values become log-probabilities (float32 log-softmax over the
-  // whole vocabulary); without data they stay logits.
-  virtual void merge_top_k(ConstTensorView part_values, ConstTensorView part_ids, ConstTensorView partials,
-                           TensorView values, TensorView ids) = 0;
+  // Merges the candidates of all parts: part_values, part_ids [parts, rows, k_in], values, ids
+  // [rows, k_out] with the same order and ties. With partials [parts, rows, 2] values become
+  // log-probabilities (float32 log-softmax over the whole vocabulary); without data they stay
+  // logits.
+  virtual void merge_top_k(ConstTensorView part_values, ConstTensorView part_ids,
+                           ConstTensorView partials, TensorView values, TensorView ids) = 0;
 
-  // ---- speculation ------------------------------------------------------------------------------------------------
-  // Best-first tree: the tree_budget most probable prefixes (facts: heap over (log-weight, rank tuple)). A child's
-  // log-weight is its parent's (float64) plus its own log-probability; ties go to the lexicographically smaller tuple
-  // of candidate ranks. NaN and -infinity candidates are never taken.
+  // ---- speculation
+  // ------------------------------------------------------------------------------------------------
+  // Best-first tree: the tree_budget most probable prefixes (facts: heap over (log-weight, rank
+  // tuple)). A child's log-weight is its parent's (float64) plus its own log-probability; ties go
+  // to the lexicographically smaller tuple of candidate ranks. NaN and -infinity candidates are
+  // never taken.
   virtual void build_trees(const TreeBuildParams& params) = 0;
-  // Greedy accept: from the root, follow the child whose token is the target's choice. Bounded on malformed trees.
+  // Greedy accept: from the root, follow the child whose token is the target's choice. Bounded on
+  // malformed trees.
   virtual void accept(const AcceptParams& params) = 0;
   // Moves the accepted rows of a cache together. All rows are read before any is written.
   virtual void compact(const CompactParams& params) = 0;
 };
 
 struct BackendOptions {
-  std::string name = "auto";  // auto | cpu | cuda; auto takes cuda where it is built and a GPU is there
-  int num_threads = 1;        // host threads of the CPU backend
-  int device_index = 0;       // CUDA device of this rank
+  std::string name =
+      "auto";            // auto | cpu | cuda; auto takes cuda where it is built and a GPU is there
+  int num_threads = 1;   // host threads of the CPU backend
+  int device_index = 0;  // CUDA device of this rank
 };
 
 // InputError for an unknown name or one that this build or machine does not have.

@@ -31,14 +31,16 @@ class DeviceTensor {
   // Writes the first values.size() elements.
   template <class T>
   void upload(Backend& backend, std::span<const T> values) {
-    check(view_.dtype() == kDTypeOf<T> && static_cast<std::int64_t>(values.size()) <= view_.num_elements(),
+    check(view_.dtype() == kDTypeOf<T> &&
+              static_cast<std::int64_t>(values.size()) <= view_.num_elements(),
           "upload of {} elements into a tensor {}", values.size(), view_.shape().to_string());
     backend.upload(view_.raw(), values.data(), static_cast<std::int64_t>(values.size_bytes()));
   }
   // Reads the first values.size() elements; they are there after backend.synchronize().
   template <class T>
   void download(Backend& backend, std::span<T> values) const {
-    check(view_.dtype() == kDTypeOf<T> && static_cast<std::int64_t>(values.size()) <= view_.num_elements(),
+    check(view_.dtype() == kDTypeOf<T> &&
+              static_cast<std::int64_t>(values.size()) <= view_.num_elements(),
           "download of {} elements from a tensor {}", values.size(), view_.shape().to_string());
     backend.download(values.data(), view_.raw(), static_cast<std::int64_t>(values.size_bytes()));
   }

@@ -26,7 +26,8 @@ struct Command {
 // InputError names the flag or the TOML file and key, the value, and what was expected.
 Command parse_command_line(int argc, const char* const* argv);
 
-// Sets the options of `app` that the command line did not give from a TOML file whose keys are the flags' names ('-' and
+// Sets the options of `app` that the command line did not give from a TOML file whose keys are the
+// flags' names ('-' and
 // '_' alike). InputError for an unknown key or a value that the option does not take.
 void apply_toml(CLI::App& app, const std::string& path);
 

@@ -1,4 +1,5 @@
-// The subcommands. Each is collective, prints results on rank 0 and returns the exit code; errors are exceptions.
+// The subcommands. Each is collective, prints results on rank 0 and returns the exit code; errors
+// are exceptions.
 #pragma once
 
 #include "comm/process_group.h"

@@ -1,8 +1,8 @@
 // kdtree generate: prompts in, tokens out.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <optional>
-
-#include <fmt/ranges.h>
 
 #include "commands.h"
 #include "core/log.h"
@@ -15,7 +15,8 @@ namespace kdtree {
 
 namespace {
 
-// A run, worked out from flags and files; equal on every rank but for the prompts, which rank 0 alone needs.
+// A run, worked out from flags and files; equal on every rank but for the prompts, which rank 0
+// alone needs.
 struct Job {
   ModelSource source;
   EngineOptions engine;
@@ -37,12 +38,13 @@ ModelSource open_source(const RunConfig& config) {
     source.drafter = open_drafter(config.model);
   }
   require_input(source.drafter || config.mode == "auto",
-                "--mode {} needs a drafter, and {} holds none: give --draft, or --mode plain", config.mode,
-                config.model);
+                "--mode {} needs a drafter, and {} holds none: give --draft, or --mode plain",
+                config.mode, config.model);
   if (source.drafter) {
     check_drafter_fits(source.drafter->config, source.target.config, source.drafter->origin);
-    require_input(source.drafter->config.draft_horizon() >= 1, "{}: block_size {} leaves nothing to draft",
-                  source.drafter->origin, source.drafter->config.block_size);
+    require_input(source.drafter->config.draft_horizon() >= 1,
+                  "{}: block_size {} leaves nothing to draft", source.drafter->origin,
+                  source.drafter->config.block_size);
   }
   return source;
 }
@@ -62,13 +64,15 @@ LoadOptions load_options(const RunConfig& config) {
   return load;
 }
 
-std::vector<Request> make_requests(const RunConfig& config, const std::optional<GoldenCases>& golden) {
+std::vector<Request> make_requests(const RunConfig& config,
+                                   const std::optional<GoldenCases>& golden) {
   std::vector<Request> requests;
   if (golden) {
     for (const GoldenCase& golden_case : golden->cases) {
-      requests.push_back({.prompt_ids = golden_case.prompt_ids,
-                          .max_new_tokens = static_cast<std::int64_t>(golden_case.greedy_ids.size()),
-                          .ignore_eos = true});
+      requests.push_back(
+          {.prompt_ids = golden_case.prompt_ids,
+           .max_new_tokens = static_cast<std::int64_t>(golden_case.greedy_ids.size()),
+           .ignore_eos = true});
     }
     return requests;
   }
@@ -96,11 +100,12 @@ ContextNeed context_need(const std::vector<Request>& requests) {
 }
 
 // Positions beyond max_position_embeddings are outside what the model was made for.
-std::int64_t max_context(const RunConfig& config, const ModelConfig& model, const ContextNeed& need) {
+std::int64_t max_context(const RunConfig& config, const ModelConfig& model,
+                         const ContextNeed& need) {
   if (config.max_context > 0) {
     require_input(config.max_context <= model.max_position_embeddings,
-                  "--max-context {} is beyond the model's max_position_embeddings {}", config.max_context,
-                  model.max_position_embeddings);
+                  "--max-context {} is beyond the model's max_position_embeddings {}",
+                  config.max_context, model.max_position_embeddings);
     return config.max_context;
   }
   return std::min(need.longest_sequence, model.max_position_embeddings);
@@ -113,22 +118,29 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
   const bool quantized = config.weights != "original" && holds_quantized(job.source.target);
   job.weights = quantized ? "quantized" : "original";
   job.mode = config.mode != "auto" ? config.mode : job.source.drafter ? "tree" : "plain";
-  job.engine.mode = job.mode == "plain" ? Mode::kPlain : job.mode == "chain" ? Mode::kChain : Mode::kTree;
+  job.engine.mode = job.mode == "plain"   ? Mode::kPlain
+                    : job.mode == "chain" ? Mode::kChain
+                                          : Mode::kTree;
   job.engine.tree_budget = config.tree_budget;
   job.engine.max_top_logits = config.top_logits;
   job.engine.record_steps = config.dump_steps;
-  job.engine.exchange = config.exchange == "alltoall" ? ExchangeKind::kAllToAll : ExchangeKind::kAllReduce;
+  job.engine.exchange =
+      config.exchange == "alltoall" ? ExchangeKind::kAllToAll : ExchangeKind::kAllReduce;
   const ModelConfig& model = job.source.target.config;
-  require_input(config.top_logits <= model.vocab_size, "--top-logits {} is beyond the vocabulary of {}",
-                config.top_logits, model.vocab_size);
+  require_input(config.top_logits <= model.vocab_size,
+                "--top-logits {} is beyond the vocabulary of {}", config.top_logits,
+                model.vocab_size);
   require_input(group.world_size() <= model.num_attention_heads,
-                "{} ranks, but {} has {} attention heads, and each rank needs at least one: start at most {} ranks",
-                group.world_size(), config.model, model.num_attention_heads, model.num_attention_heads);
+                "{} ranks, but {} has {} attention heads, and each rank needs at least one: start "
+                "at most {} ranks",
+                group.world_size(), config.model, model.num_attention_heads,
+                model.num_attention_heads);
   if (config.verify_golden) {
     require_input(config.prompt_ids.empty() && config.prompts.empty(),
                   "--verify-golden decodes the bundle's own prompts: give no others");
     job.golden = read_golden(job.source.target, job.weights);
-    require_input(!job.load.round_to_bfloat16, "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
+    require_input(!job.load.round_to_bfloat16,
+                  "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
   }
   if (group.rank() == 0) {
     job.requests = make_requests(config, job.golden);
@@ -164,7 +176,8 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   group.broadcast(&num_requests, sizeof num_requests, 0);
   job.engine.batch_size = std::min(config.batch_size, num_requests);
   job.engine.max_prompt = need.longest_prompt;
-  run_together(group, [&] { job.engine.max_context = max_context(config, job.source.target.config, need); });
+  run_together(
+      group, [&] { job.engine.max_context = max_context(config, job.source.target.config, need); });
 
   const std::unique_ptr<Backend> backend = start_backend(config, group);
   const std::unique_ptr<Communicator> communicator =
@@ -175,20 +188,22 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   run_together(group, [&] { model.emplace(job.source, job.engine, job.load, group, *backend); });
   run_together(group, [&] { engine.emplace(*model, job.engine, *backend, *communicator, group); });
 
-  RunFacts facts{.backend = backend->name(),
-                 .communicator = communicator->name(),
-                 .exchange = job.engine.exchange == ExchangeKind::kAllToAll ? "alltoall" : "allreduce",
-                 .mode = job.mode,
-                 .weights = job.weights,
-                 .host = group.host_name(),
-                 .world_size = group.world_size(),
-                 .threads = backend->num_threads(),
-                 .draft_horizon = job.source.drafter ? job.source.drafter->config.draft_horizon() : 0,
-                 .with_top_logits = config.top_logits > 0,
-                 .with_steps = config.dump_steps};
-  spdlog::info("{} ranks, {} threads each, backend {}, communicator {}, exchange {}, mode {}, {} weights",
-               facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange, facts.mode,
-               facts.weights);
+  RunFacts facts{
+      .backend = backend->name(),
+      .communicator = communicator->name(),
+      .exchange = job.engine.exchange == ExchangeKind::kAllToAll ? "alltoall" : "allreduce",
+      .mode = job.mode,
+      .weights = job.weights,
+      .host = group.host_name(),
+      .world_size = group.world_size(),
+      .threads = backend->num_threads(),
+      .draft_horizon = job.source.drafter ? job.source.drafter->config.draft_horizon() : 0,
+      .with_top_logits = config.top_logits > 0,
+      .with_steps = config.dump_steps};
+  spdlog::info(
+      "{} ranks, {} threads each, backend {}, communicator {}, exchange {}, mode {}, {} weights",
+      facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange,
+      facts.mode, facts.weights);
   GoldenReport report;
   engine->generate(job.requests, [&](const Result& result) {
     const bool json = config.output_format == "json";

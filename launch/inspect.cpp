@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -25,7 +24,8 @@ bool is_drafter_directory(const std::string& path) {
     return false;
   }
   const nlohmann::json& names = config["architectures"];
-  return names.is_array() && std::find(names.begin(), names.end(), "DFlashDraftModel") != names.end();
+  return names.is_array() &&
+         std::find(names.begin(), names.end(), "DFlashDraftModel") != names.end();
 }
 
 struct DTypeSum {
@@ -46,7 +46,10 @@ Json tensors_json(const TensorTable& tensors) {
     for (std::size_t dim = 0; dim < tensor.shape.rank(); ++dim) {
       shape.push_back(tensor.shape[dim]);
     }
-    list.push_back({{"name", name}, {"dtype", dtype_name(tensor.dtype)}, {"shape", shape}, {"bytes", tensor.bytes}});
+    list.push_back({{"name", name},
+                    {"dtype", dtype_name(tensor.dtype)},
+                    {"shape", shape},
+                    {"bytes", tensor.bytes}});
   }
   Json by_dtype;
   for (const auto& [dtype, sum] : sums) {
@@ -69,17 +72,20 @@ Json inspect(const std::string& path) {
   Json json = {{"path", path}};
   if (std::filesystem::is_directory(path) && is_drafter_directory(path)) {
     const DrafterCheckpoint drafter = open_drafter(path);
-    json["drafter"] = {{"config", Json(drafter.config_json)}, {"tensors", tensors_json(drafter.tensors)}};
+    json["drafter"] = {{"config", Json(drafter.config_json)},
+                       {"tensors", tensors_json(drafter.tensors)}};
     return json;
   }
   const TargetCheckpoint target = open_target(path);
   json["target"] = {{"config", Json(target.config_json)},
-                    {"quantization_group_size", target.config.quantization ? target.config.quantization->group_size : 0},
+                    {"quantization_group_size",
+                     target.config.quantization ? target.config.quantization->group_size : 0},
                     {"tensors", tensors_json(target.tensors)},
                     {"golden_cases", goldens_json(target.goldens)}};
   if (holds_drafter(path)) {
     const DrafterCheckpoint drafter = open_drafter(path);
-    json["drafter"] = {{"config", Json(drafter.config_json)}, {"tensors", tensors_json(drafter.tensors)}};
+    json["drafter"] = {{"config", Json(drafter.config_json)},
+                       {"tensors", tensors_json(drafter.tensors)}};
   }
   return json;
 }
@@ -92,11 +98,12 @@ std::string part_text(const std::string& name, const Json& part) {
   const Json& tensors = part["tensors"];
   text += fmt::format("  {} tensors, {} bytes\n", tensors["count"].dump(), tensors["bytes"].dump());
   for (const auto& [dtype, sum] : tensors["by_dtype"].items()) {
-    text += fmt::format("    {}: {} tensors, {} bytes\n", dtype, sum["tensors"].dump(), sum["bytes"].dump());
+    text += fmt::format("    {}: {} tensors, {} bytes\n", dtype, sum["tensors"].dump(),
+                        sum["bytes"].dump());
   }
   for (const Json& tensor : tensors["list"]) {
-    text += fmt::format("    {:<64} {:>8} {}\n", tensor["name"].get<std::string>(), tensor["dtype"].get<std::string>(),
-                        tensor["shape"].dump());
+    text += fmt::format("    {:<64} {:>8} {}\n", tensor["name"].get<std::string>(),
+                        tensor["dtype"].get<std::string>(), tensor["shape"].dump());
   }
   return text;
 }
@@ -107,8 +114,10 @@ std::string inspect_text(const Json& json) {
     const Json& target = json["target"];
     text += part_text("target", target);
     const auto group_size = target["quantization_group_size"].get<std::int64_t>();
-    text += group_size > 0 ? fmt::format("  quantisation: INT4, groups of {}\n", group_size) : "  quantisation: none\n";
-    text += fmt::format("  golden cases: {}\n", target["golden_cases"].empty() ? "none" : target["golden_cases"].dump());
+    text += group_size > 0 ? fmt::format("  quantisation: INT4, groups of {}\n", group_size)
+                           : "  quantisation: none\n";
+    text += fmt::format("  golden cases: {}\n",
+                        target["golden_cases"].empty() ? "none" : target["golden_cases"].dump());
   }
   if (json.contains("drafter")) {
     text += part_text("drafter", json["drafter"]);

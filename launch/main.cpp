@@ -1,5 +1,5 @@
-// kdtree: parses the command line, brings up the ranks, runs one subcommand. Exit codes: 0 done, 1 failed, 2 a wrong
-// command line.
+// kdtree: parses the command line, brings up the ranks, runs one subcommand. Exit codes: 0 done, 1
+// failed, 2 a wrong command line.
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -18,9 +18,12 @@ using kdtree::Command;
 constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 
-void print_error(const char* text) { std::cerr << "kdtree: error: " << text << std::endl; }
+void print_error(const char* text) {
+  std::cerr << "kdtree: error: " << text << std::endl;
+}
 
-// Runs the subcommand on this rank. An error that all ranks share is printed once; any other ends all ranks at once.
+// Runs the subcommand on this rank. An error that all ranks share is printed once; any other ends
+// all ranks at once.
 int run(const Command& command, kdtree::ProcessGroup& group) {
   try {
     if (command.kind == Command::Kind::kInspect) {
@@ -33,7 +36,8 @@ int run(const Command& command, kdtree::ProcessGroup& group) {
     }
     return kFailed;
   } catch (const std::exception& error) {
-    print_error(fmt::format("rank {} on {}: {}", group.rank(), group.host_name(), error.what()).c_str());
+    print_error(
+        fmt::format("rank {} on {}: {}", group.rank(), group.host_name(), error.what()).c_str());
     group.abort(kFailed);
   }
   return kFailed;
@@ -61,7 +65,8 @@ int start(int argc, char** argv) {
     }
     return 0;
   }
-  const bool single = command.kind == Command::Kind::kInspect || command.generate.communicator == "self";
+  const bool single =
+      command.kind == Command::Kind::kInspect || command.generate.communicator == "self";
   std::unique_ptr<kdtree::ProcessGroup> group = kdtree::start_process_group(&argc, &argv, single);
   return run(command, *group);
 }

@@ -7,15 +7,16 @@
 
 namespace kdtree {
 
-// The group of an MPI job where a launcher started one, a group of one otherwise. `single` asks for one rank whatever the
-// environment says (--communicator self outside an MPI job).
+// The group of an MPI job where a launcher started one, a group of one otherwise. `single` asks for
+// one rank whatever the environment says (--communicator self outside an MPI job).
 std::unique_ptr<ProcessGroup> start_process_group(int* argc, char*** argv, bool single);
 
-// Whether this process speaks for its job before MPI has told the ranks: the launcher's rank 0, or no launcher.
+// Whether this process speaks for its job before MPI has told the ranks: the launcher's rank 0, or
+// no launcher.
 bool speaks_before_mpi();
 
-// Cores for this rank: those that it may run on, divided by the ranks of this host that may run on the same ones; at
-// least 1. Collective.
+// Cores for this rank: those that it may run on, divided by the ranks of this host that may run on
+// the same ones; at least 1. Collective.
 int cores_per_rank(ProcessGroup& group);
 
 }  // namespace kdtree

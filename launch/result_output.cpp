@@ -29,8 +29,9 @@ std::vector<double> per_depth_acceptance(const Result& result, std::int64_t draf
   std::vector<double> shares;
   const auto steps = static_cast<double>(result.acceptance_lengths.size());
   for (std::int64_t depth = 1; depth <= draft_horizon && steps > 0; ++depth) {
-    const auto reached = std::count_if(result.acceptance_lengths.begin(), result.acceptance_lengths.end(),
-                                       [&](std::int32_t length) { return length > depth; });
+    const auto reached =
+        std::count_if(result.acceptance_lengths.begin(), result.acceptance_lengths.end(),
+                      [&](std::int32_t length) { return length > depth; });
     shares.push_back(static_cast<double>(reached) / steps);
   }
   return shares;
@@ -55,8 +56,12 @@ Json step_json(const StepRecord& step) {
   for (const auto& slot : step.draft_top_log_probs) {
     draft.push_back(pairs_json(slot));
   }
-  return {{"root", step.root},       {"draft_top_log_probs", draft}, {"token_ids", step.token_ids},
-          {"depths", step.depths},   {"parents", step.parents},      {"accepted_nodes", step.accepted_nodes},
+  return {{"root", step.root},
+          {"draft_top_log_probs", draft},
+          {"token_ids", step.token_ids},
+          {"depths", step.depths},
+          {"parents", step.parents},
+          {"accepted_nodes", step.accepted_nodes},
           {"bonus_token", step.bonus_token}};
 }
 
@@ -110,10 +115,10 @@ Json result_json(const Result& result, const RunFacts& facts) {
 }
 
 std::string result_text(const Result& result, const RunFacts& facts) {
-  std::string text = fmt::format("prompt {} ({} tokens): {}\n  -> {} tokens ({}): {}\n", result.index,
-                                 result.prompt_ids.size(), fmt::join(result.prompt_ids, " "),
-                                 result.output_ids.size(), stop_reason_name(result.stop_reason),
-                                 fmt::join(result.output_ids, " "));
+  std::string text = fmt::format(
+      "prompt {} ({} tokens): {}\n  -> {} tokens ({}): {}\n", result.index,
+      result.prompt_ids.size(), fmt::join(result.prompt_ids, " "), result.output_ids.size(),
+      stop_reason_name(result.stop_reason), fmt::join(result.output_ids, " "));
   if (facts.with_top_logits) {
     text += "  top logits:";
     for (const auto& [token, logit] : result.top_logits) {

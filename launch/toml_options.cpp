@@ -1,7 +1,7 @@
+#include <toml++/toml.h>
+
 #include <algorithm>
 #include <string>
-
-#include <toml++/toml.h>
 
 #include "command_line.h"
 #include "core/check.h"
@@ -10,7 +10,8 @@ namespace kdtree {
 
 namespace {
 
-// A value as the words that the flag would have on the command line: a list of numbers is one word, "1,2,3".
+// A value as the words that the flag would have on the command line: a list of numbers is one word,
+// "1,2,3".
 std::string as_word(const toml::node& node, const std::string& place) {
   if (const auto* text = node.as_string()) {
     return text->get();
@@ -80,7 +81,8 @@ void apply_toml(CLI::App& app, const std::string& path) {
   }
   for (const auto& [key, node] : table) {
     const std::string name(key.str());
-    const std::string place = fmt::format("{}: line {}: key '{}'", path, node.source().begin.line, name);
+    const std::string place =
+        fmt::format("{}: line {}: key '{}'", path, node.source().begin.line, name);
     CLI::Option* option = find_option(app, name);
     require_input(option != nullptr, "{} is unknown, expected one of: {}", place, known_keys(app));
     if (option->count() == 0) {  // the command line wins

@@ -22,8 +22,9 @@ std::chrono::seconds collective_time_limit() {
   const std::string_view text = value;
   std::int64_t seconds = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  require_input(error == std::errc() && end == text.data() + text.size() && seconds >= 0,
-                "KDTREE_COLLECTIVE_TIMEOUT_S={}: expected a whole number of seconds, 0 for no limit", value);
+  require_input(
+      error == std::errc() && end == text.data() + text.size() && seconds >= 0,
+      "KDTREE_COLLECTIVE_TIMEOUT_S={}: expected a whole number of seconds, 0 for no limit", value);
   return std::chrono::seconds(seconds);
 }
 
@@ -65,11 +66,13 @@ void CollectiveWatch::watch() {
     stopped_.wait_for(lock, std::chrono::milliseconds(200));
     if (inside_ && std::chrono::steady_clock::now() - entered_ > limit_) {
       spdlog::error(
-          "rank {} of {} waits since {} s in {} number {} ({}, layer {}): another rank has not come. Ending the run "
+          "rank {} of {} waits since {} s in {} number {} ({}, layer {}): another rank has not "
+          "come. Ending the run "
           "(KDTREE_COLLECTIVE_TIMEOUT_S sets the limit)",
           rank_, world_size_, limit_.count(), call_, sequence_number_, label_.what, label_.layer);
       std::fflush(nullptr);
-      // Not MPI_Abort: MPI runs funneled, and this is not its thread. The launcher ends the other ranks.
+      // Not MPI_Abort: MPI runs funneled, and this is not its thread. The launcher ends the other
+      // ranks.
       std::_Exit(kTimeoutExitCode);
     }
   }

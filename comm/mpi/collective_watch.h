@@ -1,5 +1,5 @@
-// Watches the collective that this rank is in: one that does not finish in time is printed (who waits for what) and ends
-// the run.
+// Watches the collective that this rank is in: one that does not finish in time is printed (who
+// waits for what) and ends the run.
 #pragma once
 
 #include <chrono>
@@ -53,8 +53,8 @@ class CollectiveWatch {
   std::thread thread_;
 };
 
-// The limit of environment variable KDTREE_COLLECTIVE_TIMEOUT_S (seconds, 0 = none); 300 s without it. InputError if it
-// is no whole number.
+// The limit of environment variable KDTREE_COLLECTIVE_TIMEOUT_S (seconds, 0 = none); 300 s without
+// it. InputError if it is no whole number.
 std::chrono::seconds collective_time_limit();
 
 }  // namespace kdtree

@@ -9,11 +9,14 @@ void require_mpi_job(const ProcessGroup& group) {
   int initialised = 0;
   check_mpi(MPI_Initialized(&initialised), "MPI_Initialized");
   require_input(initialised != 0,
-                "--communicator mpi: this process was not started by mpirun or srun; use --communicator self or start it "
+                "--communicator mpi: this process was not started by mpirun or srun; use "
+                "--communicator self or start it "
                 "with `mpirun -n {}`",
                 group.world_size());
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator() { return std::make_unique<MpiCommunicator>(); }
+std::unique_ptr<Communicator> make_mpi_communicator() {
+  return std::make_unique<MpiCommunicator>();
+}
 
 }  // namespace kdtree

@@ -23,8 +23,8 @@ inline void check_mpi(int status, const char* call) {
 
 // MPI counts are ints: larger messages are an error, never a wrong size.
 inline int mpi_count(std::int64_t count) {
-  check(count >= 0 && count <= std::numeric_limits<int>::max(), "message of {} elements is beyond MPI's int counts",
-        count);
+  check(count >= 0 && count <= std::numeric_limits<int>::max(),
+        "message of {} elements is beyond MPI's int counts", count);
   return static_cast<int>(count);
 }
 

@@ -40,10 +40,14 @@ MpiCommunicator::MpiCommunicator()
       world_size_(size_of(comm_)),
       watch_(rank_, world_size_, collective_time_limit()) {}
 
-MpiCommunicator::~MpiCommunicator() { MPI_Comm_free(&comm_); }
+MpiCommunicator::~MpiCommunicator() {
+  MPI_Comm_free(&comm_);
+}
 
-void MpiCommunicator::fill_layout(Layout& layout, std::span<const std::int64_t> rows, std::int64_t row_bytes) {
-  check(static_cast<int>(rows.size()) == world_size_, "{} row counts for {} ranks", rows.size(), world_size_);
+void MpiCommunicator::fill_layout(Layout& layout, std::span<const std::int64_t> rows,
+                                  std::int64_t row_bytes) {
+  check(static_cast<int>(rows.size()) == world_size_, "{} row counts for {} ranks", rows.size(),
+        world_size_);
   layout.counts.resize(rows.size());
   layout.displacements.resize(rows.size());
   std::int64_t total = 0;
@@ -55,8 +59,9 @@ void MpiCommunicator::fill_layout(Layout& layout, std::span<const std::int64_t> 
   layout.total = mpi_count(total);
 }
 
-// MPI_Allreduce may choose its order of addition by the message size. Here each rank sums one part of x in rank order
-// and the parts are gathered again, so an element's bits depend on the ranks' values alone.
+// MPI_Allreduce may choose its order of addition by the message size. Here each rank sums one part
+// of x in rank order and the parts are gathered again, so an element's bits depend on the ranks'
+// values alone.
 void MpiCommunicator::all_reduce_sum(TensorView x, Stream /*stream*/, CollectiveLabel label) {
   check(x.contiguous(), "all_reduce_sum needs a contiguous tensor");
   const CollectiveWatch::Scope scope(watch_, "all_reduce_sum", label);
@@ -76,8 +81,9 @@ void MpiCommunicator::all_reduce_sum(TensorView x, Stream /*stream*/, Collective
     received_.displacements[rank] = mpi_count(static_cast<std::int64_t>(rank) * own.size());
   }
   parts_.resize(std::max(parts_.size(), static_cast<std::size_t>(own.size()) * ranks));
-  check_mpi(MPI_Alltoallv(values, sent_.counts.data(), sent_.displacements.data(), MPI_FLOAT, parts_.data(),
-                          received_.counts.data(), received_.displacements.data(), MPI_FLOAT, comm_),
+  check_mpi(MPI_Alltoallv(values, sent_.counts.data(), sent_.displacements.data(), MPI_FLOAT,
+                          parts_.data(), received_.counts.data(), received_.displacements.data(),
+                          MPI_FLOAT, comm_),
             "MPI_Alltoallv");
   float* sum = values + own.begin;
   const auto size = static_cast<std::size_t>(own.size());
@@ -99,27 +105,31 @@ void MpiCommunicator::broadcast(TensorView x, int root, Stream /*stream*/, Colle
   check_mpi(MPI_Bcast(x.raw(), mpi_count(x.bytes()), MPI_BYTE, root, comm_), "MPI_Bcast");
 }
 
-void MpiCommunicator::all_gather(ConstTensorView part, TensorView whole, Stream /*stream*/, CollectiveLabel label) {
+void MpiCommunicator::all_gather(ConstTensorView part, TensorView whole, Stream /*stream*/,
+                                 CollectiveLabel label) {
   check(part.contiguous() && whole.contiguous() && whole.bytes() == part.bytes() * world_size_,
         "all_gather of {} bytes a rank into {} bytes", part.bytes(), whole.bytes());
   const CollectiveWatch::Scope scope(watch_, "all_gather", label);
   const auto* own_block = static_cast<const std::byte*>(whole.raw()) + rank_ * part.bytes();
   const void* sent = part.raw() == own_block ? MPI_IN_PLACE : part.raw();
   const int count = mpi_count(part.bytes());
-  check_mpi(MPI_Allgather(sent, count, MPI_BYTE, whole.raw(), count, MPI_BYTE, comm_), "MPI_Allgather");
+  check_mpi(MPI_Allgather(sent, count, MPI_BYTE, whole.raw(), count, MPI_BYTE, comm_),
+            "MPI_Allgather");
 }
 
-void MpiCommunicator::all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
-                                      Stream /*stream*/, CollectiveLabel label) {
+void MpiCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
+                                      std::span<const std::int64_t> rows, Stream /*stream*/,
+                                      CollectiveLabel label) {
   check(part.contiguous() && whole.contiguous() && row_bytes(part) == row_bytes(whole),
         "all_gather_rows: rows of {} and {} bytes", row_bytes(part), row_bytes(whole));
   fill_layout(received_, rows, row_bytes(whole));
   check(received_.total == whole.bytes() && rows[static_cast<std::size_t>(rank_)] == part.size(0),
         "all_gather_rows: counts do not match the tensors");
   const CollectiveWatch::Scope scope(watch_, "all_gather_rows", label);
-  check_mpi(MPI_Allgatherv(part.raw(), mpi_count(part.bytes()), MPI_BYTE, whole.raw(), received_.counts.data(),
-                           received_.displacements.data(), MPI_BYTE, comm_),
-            "MPI_Allgatherv");
+  check_mpi(
+      MPI_Allgatherv(part.raw(), mpi_count(part.bytes()), MPI_BYTE, whole.raw(),
+                     received_.counts.data(), received_.displacements.data(), MPI_BYTE, comm_),
+      "MPI_Allgatherv");
 }
 
 void MpiCommunicator::all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,
@@ -131,8 +141,9 @@ void MpiCommunicator::all_to_all(ConstTensorView sent, TensorView received, cons
   check(sent_.total <= sent.bytes() && received_.total <= received.bytes(),
         "all_to_all: counts are beyond the tensors");
   const CollectiveWatch::Scope scope(watch_, "all_to_all", label);
-  check_mpi(MPI_Alltoallv(sent.raw(), sent_.counts.data(), sent_.displacements.data(), MPI_BYTE, received.raw(),
-                          received_.counts.data(), received_.displacements.data(), MPI_BYTE, comm_),
+  check_mpi(MPI_Alltoallv(sent.raw(), sent_.counts.data(), sent_.displacements.data(), MPI_BYTE,
+                          received.raw(), received_.counts.data(), received_.displacements.data(),
+                          MPI_BYTE, comm_),
             "MPI_Alltoallv");
 }
 

@@ -23,9 +23,10 @@ class MpiCommunicator final : public Communicator {
   int world_size() const override { return world_size_; }
   void all_reduce_sum(TensorView x, Stream stream, CollectiveLabel label) override;
   void broadcast(TensorView x, int root, Stream stream, CollectiveLabel label) override;
-  void all_gather(ConstTensorView part, TensorView whole, Stream stream, CollectiveLabel label) override;
-  void all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows, Stream stream,
-                       CollectiveLabel label) override;
+  void all_gather(ConstTensorView part, TensorView whole, Stream stream,
+                  CollectiveLabel label) override;
+  void all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
+                       Stream stream, CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
 

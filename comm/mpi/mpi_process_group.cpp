@@ -15,13 +15,16 @@ namespace {
 class MpiProcessGroup final : public ProcessGroup {
  public:
   MpiProcessGroup() {
-    // Errors come back as codes and become exceptions, so that the message can say what was being done.
-    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    // Errors come back as codes and become exceptions, so that the message can say what was being
+    // done.
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+              "MPI_Comm_set_errhandler");
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &world_size_), "MPI_Comm_size");
     MPI_Comm local = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local),
-              "MPI_Comm_split_type");
+    check_mpi(
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local),
+        "MPI_Comm_split_type");
     check_mpi(MPI_Comm_rank(local, &local_rank_), "MPI_Comm_rank");
     check_mpi(MPI_Comm_size(local, &local_size_), "MPI_Comm_size");
     check_mpi(MPI_Comm_free(&local), "MPI_Comm_free");
@@ -45,7 +48,8 @@ class MpiProcessGroup final : public ProcessGroup {
     check_mpi(MPI_Bcast(data, mpi_count(bytes), MPI_BYTE, root, MPI_COMM_WORLD), "MPI_Bcast");
   }
   void all_gather(const void* sent, std::int64_t bytes, void* received) override {
-    check_mpi(MPI_Allgather(sent, mpi_count(bytes), MPI_BYTE, received, mpi_count(bytes), MPI_BYTE, MPI_COMM_WORLD),
+    check_mpi(MPI_Allgather(sent, mpi_count(bytes), MPI_BYTE, received, mpi_count(bytes), MPI_BYTE,
+                            MPI_COMM_WORLD),
               "MPI_Allgather");
   }
   [[noreturn]] void abort(int exit_code) override {
@@ -67,15 +71,16 @@ int environment_count(const char* name) {
   return value == nullptr ? 0 : std::atoi(value);
 }
 
-// Tasks that the launcher says it started, with the variable that says so; {0, ""} without a launcher. The innermost
-// launcher wins: mpirun -n 1 inside an allocation of many tasks is one rank, and meant so.
+// Tasks that the launcher says it started, with the variable that says so; {0, ""} without a
+// launcher. The innermost launcher wins: mpirun -n 1 inside an allocation of many tasks is one
+// rank, and meant so.
 struct LaunchedTasks {
   int count = 0;
   const char* variable = "";
 };
 LaunchedTasks launched_tasks() {
-  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS",
-                               "SLURM_NTASKS"}) {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS",
+                               "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
     if (const int count = environment_count(variable); count > 0) {
       return {count, variable};
     }
@@ -97,9 +102,12 @@ bool launched_as_mpi_job() {
 void require_no_lost_ranks() {
   const LaunchedTasks tasks = launched_tasks();
   require_input(tasks.count <= 1,
-                "{}={} says that {} tasks were started, but MPI sees a world of 1: the launcher and this program's MPI do "
-                "not talk to each other. Start with `srun --mpi=pmix ...` (`srun --mpi=list` shows what there is) or with "
-                "the mpirun of the MPI that `kdtree --version` names; for one deliberate rank give --communicator self",
+                "{}={} says that {} tasks were started, but MPI sees a world of 1: the launcher "
+                "and this program's MPI do "
+                "not talk to each other. Start with `srun --mpi=pmix ...` (`srun --mpi=list` shows "
+                "what there is) or with "
+                "the mpirun of the MPI that `kdtree --version` names; for one deliberate rank give "
+                "--communicator self",
                 tasks.variable, tasks.count, tasks.count);
 }
 

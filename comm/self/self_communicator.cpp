@@ -16,9 +16,11 @@ void copy_all(const ConstTensorView& source, const TensorView& target) {
 
 }  // namespace
 
-void SelfCommunicator::all_reduce_sum(TensorView /*x*/, Stream /*stream*/, CollectiveLabel /*label*/) {}
+void SelfCommunicator::all_reduce_sum(TensorView /*x*/, Stream /*stream*/,
+                                      CollectiveLabel /*label*/) {}
 
-void SelfCommunicator::broadcast(TensorView /*x*/, int root, Stream /*stream*/, CollectiveLabel /*label*/) {
+void SelfCommunicator::broadcast(TensorView /*x*/, int root, Stream /*stream*/,
+                                 CollectiveLabel /*label*/) {
   check(root == 0, "broadcast from rank {} of 1", root);
 }
 
@@ -27,15 +29,18 @@ void SelfCommunicator::all_gather(ConstTensorView part, TensorView whole, Stream
   copy_all(part, whole);
 }
 
-void SelfCommunicator::all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
-                                       Stream /*stream*/, CollectiveLabel /*label*/) {
+void SelfCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
+                                       std::span<const std::int64_t> rows, Stream /*stream*/,
+                                       CollectiveLabel /*label*/) {
   check(rows.size() == 1 && rows[0] == part.size(0), "all_gather_rows of one rank: wrong counts");
   copy_all(part, whole);
 }
 
-void SelfCommunicator::all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,
-                                  Stream /*stream*/, CollectiveLabel /*label*/) {
-  check(counts.rows_to.size() == 1 && counts.rows_from.size() == 1 && counts.rows_to[0] == counts.rows_from[0],
+void SelfCommunicator::all_to_all(ConstTensorView sent, TensorView received,
+                                  const RowCounts& counts, Stream /*stream*/,
+                                  CollectiveLabel /*label*/) {
+  check(counts.rows_to.size() == 1 && counts.rows_from.size() == 1 &&
+            counts.rows_to[0] == counts.rows_from[0],
         "all_to_all of one rank: wrong counts");
   copy_all(sent, received);
 }

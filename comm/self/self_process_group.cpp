@@ -33,6 +33,8 @@ class SelfProcessGroup final : public ProcessGroup {
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_self_process_group() { return std::make_unique<SelfProcessGroup>(); }
+std::unique_ptr<ProcessGroup> make_self_process_group() {
+  return std::make_unique<SelfProcessGroup>();
+}
 
 }  // namespace kdtree

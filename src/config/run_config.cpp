@@ -17,7 +17,8 @@ using TokenIds = std::vector<std::int32_t>;
 TokenIds parse_id_list(std::string_view text) {
   TokenIds ids;
   if (text.find_first_not_of(" \t") == std::string_view::npos) {
-    return ids;  // an empty prompt: refused where prompts are checked, in the same words for all sources
+    return ids;  // an empty prompt: refused where prompts are checked, in the same words for all
+                 // sources
   }
   while (true) {
     const std::size_t comma = text.find(',');
@@ -31,7 +32,9 @@ TokenIds parse_id_list(std::string_view text) {
     std::int32_t id = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     require_input(error == std::errc() && end == word.data() + word.size(),
-                  "--prompt-ids: '{}' is no token id, expected whole numbers with commas between them, as 1,2,3", word);
+                  "--prompt-ids: '{}' is no token id, expected whole numbers with commas between "
+                  "them, as 1,2,3",
+                  word);
     ids.push_back(id);
     if (comma == std::string_view::npos) {
       return ids;
@@ -42,14 +45,16 @@ TokenIds parse_id_list(std::string_view text) {
 
 TokenIds parse_prompt_line(const std::string& line, const std::string& file, std::int64_t number) {
   const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  require_input(json.is_object(), "{}: line {}: expected a JSON object with prompt_ids, got '{}'", file, number,
-                line.substr(0, 80));
+  require_input(json.is_object(), "{}: line {}: expected a JSON object with prompt_ids, got '{}'",
+                file, number, line.substr(0, 80));
   const auto entry = json.find("prompt_ids");
   require_input(entry != json.end(), "{}: line {}: key prompt_ids is missing", file, number);
-  require_input(entry->is_array(), "{}: line {}: prompt_ids must be a list of token ids", file, number);
+  require_input(entry->is_array(), "{}: line {}: prompt_ids must be a list of token ids", file,
+                number);
   TokenIds ids;
   for (const nlohmann::json& value : *entry) {
-    const bool is_id = value.is_number_integer() && value >= std::numeric_limits<std::int32_t>::min() &&
+    const bool is_id = value.is_number_integer() &&
+                       value >= std::numeric_limits<std::int32_t>::min() &&
                        value <= std::numeric_limits<std::int32_t>::max();
     require_input(is_id, "{}: line {}: prompt_ids holds {}, expected whole numbers", file, number,
                   value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -76,7 +81,8 @@ std::vector<TokenIds> read_prompt_file(const std::string& file) {
 }  // namespace
 
 std::vector<TokenIds> read_prompts(const RunConfig& config) {
-  require_input(config.prompt_ids.empty() || config.prompts.empty(), "give --prompt-ids or --prompts, not both");
+  require_input(config.prompt_ids.empty() || config.prompts.empty(),
+                "give --prompt-ids or --prompts, not both");
   if (!config.prompts.empty()) {
     return read_prompt_file(config.prompts);
   }

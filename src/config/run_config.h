@@ -1,4 +1,5 @@
-// What one run of `kdtree generate` is asked to do; the flags of the program and the keys of its TOML files.
+// What one run of `kdtree generate` is asked to do; the flags of the program and the keys of its
+// TOML files.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,13 @@ namespace kdtree {
 
 struct RunConfig {
   std::string model;
-  std::string draft;                     // empty: the bundle's own drafter
-  std::vector<std::string> prompt_ids;   // each "1,2,3"
-  std::string prompts;                   // JSON lines with prompt_ids
+  std::string draft;                    // empty: the bundle's own drafter
+  std::vector<std::string> prompt_ids;  // each "1,2,3"
+  std::string prompts;                  // JSON lines with prompt_ids
   std::int64_t batch_size = 1;
   std::int64_t max_new_tokens = 128;
-  std::int64_t max_context = 0;          // 0: the longest prompt and its output
-  std::string mode = "auto";             // auto: tree where there is a drafter, else plain
+  std::int64_t max_context = 0;  // 0: the longest prompt and its output
+  std::string mode = "auto";     // auto: tree where there is a drafter, else plain
   std::int64_t tree_budget = 16;
   std::string weights = "auto";
   std::string backend = "auto";
@@ -27,14 +28,14 @@ struct RunConfig {
   bool dump_steps = false;
   std::string output_format = "text";
   bool verify_golden = false;
-  std::int64_t threads = 0;              // 0: the cores shared among the ranks of the host
+  std::int64_t threads = 0;  // 0: the cores shared among the ranks of the host
   std::string log_level = "info";
 };
 
 inline constexpr std::int64_t kMaxTreeBudget = 512;
 
-// The prompts of a run. Each text of prompt_ids and each line of the prompts file is one; InputError names flag or file,
-// line and value, and says what was expected.
+// The prompts of a run. Each text of prompt_ids and each line of the prompts file is one;
+// InputError names flag or file, line and value, and says what was expected.
 std::vector<std::vector<std::int32_t>> read_prompts(const RunConfig& config);
 
 }  // namespace kdtree

@@ -7,13 +7,15 @@
 
 namespace kdtree {
 
-// The order of work on a device: ops and collectives given the same stream run one after the other. `handle` is the
-// backend's own (a cudaStream_t); the CPU backend finishes each call before it returns and needs none.
+// The order of work on a device: ops and collectives given the same stream run one after the other.
+// `handle` is the backend's own (a cudaStream_t); the CPU backend finishes each call before it
+// returns and needs none.
 struct Stream {
   void* handle = nullptr;
 };
 
-// Move-only ownership of a block of memory, host or device; whoever allocates gives the way to release it.
+// Move-only ownership of a block of memory, host or device; whoever allocates gives the way to
+// release it.
 class Buffer {
  public:
   using Release = std::function<void(void*)>;

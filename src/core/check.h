@@ -1,8 +1,12 @@
 // Errors. Two kinds:
-//   InputError  something that the user gave is wrong (a file, a key, a flag): the message names the file, key and
-//               value and says what was expected; no source location, because it is not the program's fault.
-//   Error       anything else (a broken invariant, a failed system or library call): carries the place in the source.
-// Nobody ends the process below launch: errors travel as exceptions, and launch prints them and ends every rank.
+//   InputError  something that the user gave is wrong (a file, a key, a flag): the message names
+//   the file, key and
+//               value and says what was expected; no source location, because it is not the
+//               program's fault.
+//   Error       anything else (a broken invariant, a failed system or library call): carries the
+//   place in the source.
+// Nobody ends the process below launch: errors travel as exceptions, and launch prints them and
+// ends every rank.
 #pragma once
 
 #include <fmt/format.h>

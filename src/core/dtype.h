@@ -56,7 +56,8 @@ constexpr std::string_view dtype_name(DType dtype) {
   return "?";
 }
 
-// bfloat16: the upper half of an IEEE float32. Widening is exact; narrowing rounds to nearest, ties to even.
+// bfloat16: the upper half of an IEEE float32. Widening is exact; narrowing rounds to nearest, ties
+// to even.
 struct BFloat16 {
   std::uint16_t bits = 0;
 
@@ -66,7 +67,8 @@ struct BFloat16 {
 
   static constexpr BFloat16 from_float(float value) {
     const auto word = std::bit_cast<std::uint32_t>(value);
-    if ((word & 0x7fffffffU) > 0x7f800000U) {  // NaN stays NaN: keep it quiet, never round it to infinity
+    if ((word & 0x7fffffffU) >
+        0x7f800000U) {  // NaN stays NaN: keep it quiet, never round it to infinity
       return {static_cast<std::uint16_t>((word >> 16) | 0x40U)};
     }
     const std::uint32_t rounding = 0x7fffU + ((word >> 16) & 1U);

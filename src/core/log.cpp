@@ -13,8 +13,10 @@ void init_logging(const std::string& level, int rank, int world_size) {
   const spdlog::level::level_enum parsed = spdlog::level::from_str(level);
   // from_str answers "off" for any word that it does not know.
   require_input(parsed != spdlog::level::off || level == "off",
-                "--log-level: unknown level '{}', expected trace, debug, info, warn, error or off", level);
-  auto logger = std::make_shared<spdlog::logger>("kdtree", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+                "--log-level: unknown level '{}', expected trace, debug, info, warn, error or off",
+                level);
+  auto logger = std::make_shared<spdlog::logger>(
+      "kdtree", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_level(rank == 0 ? parsed : std::max(parsed, spdlog::level::warn));
   logger->set_pattern(world_size > 1 ? fmt::format("[%H:%M:%S.%e] [rank {}] [%^%l%$] %v", rank)
                                      : "[%H:%M:%S.%e] [%^%l%$] %v");

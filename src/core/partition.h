@@ -1,4 +1,5 @@
-// How a dimension is split over ranks: contiguous parts, the remainder on the low ranks, parts may be empty.
+// How a dimension is split over ranks: contiguous parts, the remainder on the low ranks, parts may
+// be empty.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,10 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// Part `index` of `parts` of [0, total), in whole units of `unit` (the last part also takes a broken last unit).
-// With unit 1 the first total % parts parts hold one more than the others.
-constexpr Range partition(std::int64_t total, std::int64_t parts, std::int64_t index, std::int64_t unit = 1) {
+// Part `index` of `parts` of [0, total), in whole units of `unit` (the last part also takes a
+// broken last unit). With unit 1 the first total % parts parts hold one more than the others.
+constexpr Range partition(std::int64_t total, std::int64_t parts, std::int64_t index,
+                          std::int64_t unit = 1) {
   const std::int64_t units = (total + unit - 1) / unit;
   const std::int64_t base = units / parts;
   const std::int64_t rest = units % parts;

@@ -13,7 +13,9 @@ constexpr std::int64_t kReportIntervalMs = 2000;
 }  // namespace
 
 Progress::Progress(std::string label, std::int64_t total_bytes)
-    : label_(std::move(label)), total_bytes_(total_bytes), start_(std::chrono::steady_clock::now()) {}
+    : label_(std::move(label)),
+      total_bytes_(total_bytes),
+      start_(std::chrono::steady_clock::now()) {}
 
 double Progress::seconds() const {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
@@ -30,8 +32,9 @@ void Progress::add(std::int64_t bytes) {
   }
   const double rate = static_cast<double>(done) / elapsed;
   const double left = static_cast<double>(std::max<std::int64_t>(total_bytes_ - done, 0)) / rate;
-  spdlog::info("{}: {:.1f} of {:.1f} GB, {:.2f} GB/s, {:.0f} s left", label_, static_cast<double>(done) / kGigabyte,
-               static_cast<double>(total_bytes_) / kGigabyte, rate / kGigabyte, left);
+  spdlog::info("{}: {:.1f} of {:.1f} GB, {:.2f} GB/s, {:.0f} s left", label_,
+               static_cast<double>(done) / kGigabyte, static_cast<double>(total_bytes_) / kGigabyte,
+               rate / kGigabyte, left);
 }
 
 void Progress::finish() {

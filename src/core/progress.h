@@ -1,4 +1,5 @@
-// Progress of a long transfer of bytes: a line every few seconds with the share done, GB/s and the time left.
+// Progress of a long transfer of bytes: a line every few seconds with the share done, GB/s and the
+// time left.
 #pragma once
 
 #include <atomic>

@@ -40,8 +40,9 @@ class Shape {
   std::size_t rank_ = 0;
 };
 
-// A tensor whose elements are contiguous within one index of the first dimension ("row"); rows may lie further
-// apart (row_stride, in elements, at least shape.row_elements()). Void is `void` or `const void`.
+// A tensor whose elements are contiguous within one index of the first dimension ("row"); rows may
+// lie further apart (row_stride, in elements, at least shape.row_elements()). Void is `void` or
+// `const void`.
 template <class Void>
 class BasicTensorView {
  public:
@@ -61,7 +62,10 @@ class BasicTensorView {
     requires(std::is_const_v<Void> && !std::is_const_v<Other>)
   // NOLINTNEXTLINE(google-explicit-constructor)
   BasicTensorView(const BasicTensorView<Other>& other)
-      : data_(other.raw()), dtype_(other.dtype()), shape_(other.shape()), row_stride_(other.row_stride()) {}
+      : data_(other.raw()),
+        dtype_(other.dtype()),
+        shape_(other.shape()),
+        row_stride_(other.row_stride()) {}
 
   Void* raw() const { return data_; }
   DType dtype() const { return dtype_; }
@@ -76,7 +80,8 @@ class BasicTensorView {
   // Pointer to the first element; the element type must match.
   template <class T>
   Element<T>* data() const {
-    check(dtype_ == kDTypeOf<T>, "tensor of {} read as {}", dtype_name(dtype_), dtype_name(kDTypeOf<T>));
+    check(dtype_ == kDTypeOf<T>, "tensor of {} read as {}", dtype_name(dtype_),
+          dtype_name(kDTypeOf<T>));
     return static_cast<Element<T>*>(data_);
   }
   // Pointer to row `index`.
@@ -129,7 +134,9 @@ class BasicTensorView {
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-// Throws Error unless `view` has this element type and shape; `name` and the shape are in the message.
-void expect_tensor(std::string_view name, const ConstTensorView& view, DType dtype, const Shape& shape);
+// Throws Error unless `view` has this element type and shape; `name` and the shape are in the
+// message.
+void expect_tensor(std::string_view name, const ConstTensorView& view, DType dtype,
+                   const Shape& shape);
 
 }  // namespace kdtree

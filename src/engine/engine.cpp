@@ -18,7 +18,8 @@ class StageTimer {
   StageTimer(const StageTimer&) = delete;
   StageTimer& operator=(const StageTimer&) = delete;
   ~StageTimer() {
-    total_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+    total_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_)
+                  .count();
   }
 
  private:
@@ -26,9 +27,12 @@ class StageTimer {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-double& stage_time(StageTimes& times, Stage stage) { return times[static_cast<std::size_t>(stage)]; }
+double& stage_time(StageTimes& times, Stage stage) {
+  return times[static_cast<std::size_t>(stage)];
+}
 
-void check_requests(const std::vector<Request>& requests, const ModelConfig& config, const EngineOptions& options) {
+void check_requests(const std::vector<Request>& requests, const ModelConfig& config,
+                    const EngineOptions& options) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const Request& request = requests[i];
     const auto length = static_cast<std::int64_t>(request.prompt_ids.size());
@@ -39,29 +43,32 @@ void check_requests(const std::vector<Request>& requests, const ModelConfig& con
                     config.vocab_size - 1);
     }
     require_input(length < options.max_context,
-                  "prompt {} has {} tokens, but the context holds {} with at least one new token: shorten it or raise "
+                  "prompt {} has {} tokens, but the context holds {} with at least one new token: "
+                  "shorten it or raise "
                   "--max-context",
                   i, length, options.max_context);
-    require_input(length <= options.max_prompt, "prompt {} has {} tokens, the engine was made for {}", i, length,
+    require_input(length <= options.max_prompt,
+                  "prompt {} has {} tokens, the engine was made for {}", i, length,
                   options.max_prompt);
-    require_input(request.max_new_tokens > 0, "prompt {}: max_new_tokens is {}, expected at least 1", i,
+    require_input(request.max_new_tokens > 0,
+                  "prompt {}: max_new_tokens is {}, expected at least 1", i,
                   request.max_new_tokens);
   }
 }
 
 }  // namespace
 
-Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& backend, Communicator& communicator,
-               ProcessGroup& group)
+Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& backend,
+               Communicator& communicator, ProcessGroup& group)
     : options_(options),
       sizes_(step_sizes(model.source(), options)),
       context_{backend, communicator},
       group_(group),
       config_(model.source().target.config),
-      vocabulary_(context_, config_, model.target_weights(), target_partition(config_, model.load_options()).vocabulary,
-                  sizes_.vocabulary),
-      decoder_(context_, config_, model.target_weights(), target_partition(config_, model.load_options()),
-               model.placement(), sizes_.decoder),
+      vocabulary_(context_, config_, model.target_weights(),
+                  target_partition(config_, model.load_options()).vocabulary, sizes_.vocabulary),
+      decoder_(context_, config_, model.target_weights(),
+               target_partition(config_, model.load_options()), model.placement(), sizes_.decoder),
       cache_(backend, sizes_.cache),
       batch_storage_(backend, sizes_.max_rows, options.batch_size, sizes_.max_nodes),
       tree_block_(backend, options.batch_size, sizes_.max_nodes),
@@ -75,14 +82,18 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
   }
   const DrafterConfig& drafter = model.source().drafter->config;
   drafter_ = std::make_unique<Drafter>(context_, drafter, model.drafter_weights(),
-                                       drafter_partition(drafter, model.load_options()), vocabulary_, sizes_.drafter);
+                                       drafter_partition(drafter, model.load_options()),
+                                       vocabulary_, sizes_.drafter);
   const std::int64_t predictions = options.batch_size * horizon;
-  const auto tap_width = static_cast<std::int64_t>(drafter.target_layer_ids.size()) * config_.hidden_size;
-  candidate_probs_ = DeviceTensor(backend, DType::kFloat32, Shape{predictions, sizes_.num_candidates});
+  const auto tap_width =
+      static_cast<std::int64_t>(drafter.target_layer_ids.size()) * config_.hidden_size;
+  candidate_probs_ =
+      DeviceTensor(backend, DType::kFloat32, Shape{predictions, sizes_.num_candidates});
   candidate_ids_ = DeviceTensor(backend, DType::kInt32, Shape{predictions, sizes_.num_candidates});
   roots_ = DeviceTensor(backend, DType::kInt32, Shape{options.batch_size});
   tap_rows_ = DeviceTensor(backend, DType::kInt32, Shape{options.batch_size * sizes_.max_path});
-  accepted_taps_ = DeviceTensor(backend, dtype, Shape{options.batch_size * sizes_.max_path, tap_width});
+  accepted_taps_ =
+      DeviceTensor(backend, dtype, Shape{options.batch_size * sizes_.max_path, tap_width});
 }
 
 // Only rank 0 may have read the prompts (its file, its flags): all decode what it has.
@@ -101,7 +112,8 @@ std::vector<Request> Engine::share_requests(const std::vector<Request>& requests
   group_.broadcast(words.data(), size * static_cast<std::int64_t>(sizeof(std::int64_t)), 0);
   std::vector<Request> shared;
   for (std::size_t at = 0; at < words.size();) {
-    Request request{.prompt_ids = {}, .max_new_tokens = words[at], .ignore_eos = words[at + 1] != 0};
+    Request request{
+        .prompt_ids = {}, .max_new_tokens = words[at], .ignore_eos = words[at + 1] != 0};
     const auto length = static_cast<std::size_t>(words[at + 2]);
     at += 3;
     for (std::size_t i = 0; i < length; ++i) {
@@ -135,7 +147,8 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
   while (decision.next != NextAction::kStop) {
     if (decision.next == NextAction::kPrefill) {
       const std::int32_t slot = decision.prefill_slot;
-      prefill(slot, shared.at(static_cast<std::size_t>(decision.prefill_request)), scheduler, decision);
+      prefill(slot, shared.at(static_cast<std::size_t>(decision.prefill_request)), scheduler,
+              decision);
     } else {
       decode(scheduler, decision);
     }
@@ -147,11 +160,13 @@ void Engine::share_decision(StepDecision& decision) {
   if (group_.rank() == 0) {
     accept_block_.upload(backend, decision);
   }
-  context_.communicator.broadcast(accept_block_.tensor(), 0, backend.stream(), {.what = "accept block"});
+  context_.communicator.broadcast(accept_block_.tensor(), 0, backend.stream(),
+                                  {.what = "accept block"});
   decision = accept_block_.download_decision(backend);
 }
 
-std::vector<TokenLogit> Engine::download_row(const Vocabulary::TopK& top, std::int64_t row, std::int64_t count) {
+std::vector<TokenLogit> Engine::download_row(const Vocabulary::TopK& top, std::int64_t row,
+                                             std::int64_t count) {
   const auto size = static_cast<std::size_t>(count);
   std::vector<float> values(size);
   std::vector<std::int32_t> ids(size);
@@ -167,7 +182,8 @@ std::vector<TokenLogit> Engine::download_row(const Vocabulary::TopK& top, std::i
   return pairs;
 }
 
-void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* scheduler, StepDecision& decision) {
+void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* scheduler,
+                     StepDecision& decision) {
   cache_.clear(slot);
   if (drafter_) {
     drafter_->clear(slot);
@@ -196,7 +212,8 @@ void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* sched
   decision = {};
   if (scheduler != nullptr) {
     std::vector<TokenLogit> top_logits = download_row(top, 0, num_top);
-    AcceptedSequence started{.path = {}, .bonus_token = top_logits.front().first, .finished = false};
+    AcceptedSequence started{
+        .path = {}, .bonus_token = top_logits.front().first, .finished = false};
     if (options_.max_top_logits == 0) {
       top_logits.clear();
     }
@@ -206,7 +223,8 @@ void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* sched
   }
   share_decision(decision);
   const AcceptedSequence& started = decision.sequences.at(0);
-  sequences_[static_cast<std::size_t>(slot)] = {.running = !started.finished, .root_token = started.bonus_token};
+  sequences_[static_cast<std::size_t>(slot)] = {.running = !started.finished,
+                                                .root_token = started.bonus_token};
 }
 
 void Engine::record_candidates(const Vocabulary::TopK& ranked, std::span<const std::int32_t> slots,
@@ -223,7 +241,8 @@ void Engine::record_candidates(const Vocabulary::TopK& ranked, std::span<const s
   }
 }
 
-void Engine::draft_trees(std::span<const std::int32_t> slots, Scheduler* scheduler, StageTimes& times) {
+void Engine::draft_trees(std::span<const std::int32_t> slots, Scheduler* scheduler,
+                         StageTimes& times) {
   Backend& backend = context_.backend;
   std::vector<std::int32_t> roots;
   std::vector<Drafter::Root> drafted;
@@ -266,11 +285,13 @@ void Engine::draft_trees(std::span<const std::int32_t> slots, Scheduler* schedul
 }
 
 std::vector<DraftTree> Engine::share_trees(std::int64_t num_sequences) {
-  context_.communicator.broadcast(tree_block_.tensor(), 0, context_.backend.stream(), {.what = "tree block"});
+  context_.communicator.broadcast(tree_block_.tensor(), 0, context_.backend.stream(),
+                                  {.what = "tree block"});
   return tree_block_.download(context_.backend, num_sequences);
 }
 
-ConstTensorView Engine::verify(std::span<const std::int32_t> slots, const std::vector<DraftTree>& trees) {
+ConstTensorView Engine::verify(std::span<const std::int32_t> slots,
+                               const std::vector<DraftTree>& trees) {
   std::vector<SequenceRows> rows;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     rows.push_back({.slot = slots[i],
@@ -297,7 +318,8 @@ void Engine::commit(std::span<const std::int32_t> slots, const std::vector<Draft
     const AcceptedSequence& accepted = decision.sequences.at(i);
     path_lengths.push_back(static_cast<std::int32_t>(accepted.path.size()));
     if (!accepted.finished) {
-      context_rows.push_back({.slot = slots[i], .num_rows = static_cast<std::int64_t>(accepted.path.size())});
+      context_rows.push_back(
+          {.slot = slots[i], .num_rows = static_cast<std::int64_t>(accepted.path.size())});
       for (const std::int32_t node : accepted.path) {
         tap_rows.push_back(first_row + node);
       }
@@ -353,7 +375,8 @@ void Engine::decode(Scheduler* scheduler, StepDecision& decision) {
     }
     scheduler->add_stage_times(slots, times);
     for (std::size_t i = 0; i < slots.size(); ++i) {
-      decision.sequences[i].finished = scheduler->advance_sequence(slots[i], trees[i], decision.sequences[i]);
+      decision.sequences[i].finished =
+          scheduler->advance_sequence(slots[i], trees[i], decision.sequences[i]);
     }
     scheduler->plan_next(decision);
   }

@@ -9,12 +9,14 @@ namespace kdtree {
 
 namespace {
 
-// Rows of a prompt that one forward call takes: bounds the workspaces, and fills the matrix products well.
+// Rows of a prompt that one forward call takes: bounds the workspaces, and fills the matrix
+// products well.
 constexpr std::int64_t kMaxPrefillRows = 512;
 // Candidates of each slot that a recorded step shows.
 constexpr std::int64_t kRecordedCandidates = 8;
 
-LoadOptions for_ranks(const LoadOptions& load, const ProcessGroup& group, const EngineOptions& options) {
+LoadOptions for_ranks(const LoadOptions& load, const ProcessGroup& group,
+                      const EngineOptions& options) {
   LoadOptions result = load;
   result.rank = group.rank();
   result.world_size = group.world_size();
@@ -36,7 +38,8 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
     sizes.num_candidates = chain ? 1 : std::min(options.tree_budget, target.vocab_size);
     sizes.num_ranked = sizes.num_candidates;
     if (options.record_steps) {
-      sizes.num_ranked = std::max(sizes.num_ranked, std::min(kRecordedCandidates, target.vocab_size));
+      sizes.num_ranked =
+          std::max(sizes.num_ranked, std::min(kRecordedCandidates, target.vocab_size));
     }
     sizes.decoder.target_layer_ids = drafter.target_layer_ids;
   }
@@ -48,11 +51,13 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   sizes.decoder.exchange = options.exchange;
   sizes.drafter.num_slots = options.batch_size;
   sizes.drafter.capacity = options.max_context + horizon + 1;
-  sizes.drafter.max_context_rows = std::max(options.batch_size * sizes.max_path, sizes.prefill_rows);
+  sizes.drafter.max_context_rows =
+      std::max(options.batch_size * sizes.max_path, sizes.prefill_rows);
   const std::int64_t drafted_rows = options.batch_size * horizon;
   sizes.vocabulary.max_rows = std::max(options.batch_size * sizes.max_nodes, drafted_rows);
-  sizes.vocabulary.max_candidates = std::max(
-      {sizes.vocabulary.max_rows, drafted_rows * sizes.num_ranked, std::max<std::int64_t>(1, options.max_top_logits)});
+  sizes.vocabulary.max_candidates =
+      std::max({sizes.vocabulary.max_rows, drafted_rows * sizes.num_ranked,
+                std::max<std::int64_t>(1, options.max_top_logits)});
   sizes.cache = {.num_layers = target.num_hidden_layers,
                  .num_slots = options.batch_size,
                  .capacity = options.max_context + sizes.max_nodes,
@@ -65,28 +70,33 @@ std::int64_t MemoryPlan::total_bytes() const {
                          [](std::int64_t sum, const Entry& entry) { return sum + entry.bytes; });
 }
 
-MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
-                       const Backend& backend) {
+MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options,
+                       const LoadOptions& load, const Backend& backend) {
   const StepSizes sizes = step_sizes(source, options);
   const ModelConfig& config = source.target.config;
-  const ExpertPlacement placement = ExpertPlacement::linear(config.n_routed_experts, load.world_size);
+  const ExpertPlacement placement =
+      ExpertPlacement::linear(config.n_routed_experts, load.world_size);
   const TargetPartition partition = target_partition(config, load);
   const DType dtype = backend.activation_dtype();
   MemoryPlan plan;
   plan.entries.push_back({"target weights", target_bytes(source.target, placement, load)});
   plan.entries.push_back({"latent cache", LatentKvCache::bytes(sizes.cache, dtype)});
-  plan.entries.push_back({"target workspace", Decoder::workspace_bytes(backend, config, partition, sizes.decoder,
-                                                                        load.world_size)});
-  plan.entries.push_back({"vocabulary", Vocabulary::bytes(sizes.vocabulary, partition.vocabulary, load.world_size)});
+  plan.entries.push_back(
+      {"target workspace",
+       Decoder::workspace_bytes(backend, config, partition, sizes.decoder, load.world_size)});
+  plan.entries.push_back(
+      {"vocabulary", Vocabulary::bytes(sizes.vocabulary, partition.vocabulary, load.world_size)});
   if (source.drafter && options.mode != Mode::kPlain) {
     const DrafterConfig& drafter = source.drafter->config;
     const DrafterPartition drafter_part = drafter_partition(drafter, load);
     plan.entries.push_back({"drafter weights", drafter_bytes(*source.drafter, load)});
     plan.entries.push_back(
         {"drafter cache",
-         2 * LatentKvCache::bytes(Drafter::cache_sizes(drafter, drafter_part, sizes.drafter), dtype)});
+         2 * LatentKvCache::bytes(Drafter::cache_sizes(drafter, drafter_part, sizes.drafter),
+                                  dtype)});
     plan.entries.push_back(
-        {"drafter workspace", Drafter::workspace_bytes(backend, drafter, drafter_part, sizes.drafter)});
+        {"drafter workspace",
+         Drafter::workspace_bytes(backend, drafter, drafter_part, sizes.drafter)});
   }
   return plan;
 }
@@ -97,25 +107,30 @@ namespace {
 void check_memory(const MemoryPlan& plan, const ProcessGroup& group, const Backend& backend) {
   std::string lines;
   for (const MemoryPlan::Entry& entry : plan.entries) {
-    lines += fmt::format("{}{} {:.4f}", lines.empty() ? "" : ", ", entry.what, static_cast<double>(entry.bytes) / 1e9);
+    lines += fmt::format("{}{} {:.4f}", lines.empty() ? "" : ", ", entry.what,
+                         static_cast<double>(entry.bytes) / 1e9);
   }
   const double total = static_cast<double>(plan.total_bytes()) / 1e9;
   const std::int64_t ranks_sharing = backend.name() == "cpu" ? group.local_size() : 1;
   const double available = static_cast<double>(backend.free_bytes() / ranks_sharing) / 1e9;
-  spdlog::info("memory plan of rank {} (GB): {}; total {:.4f} of {:.2f} free", group.rank(), lines, total, available);
+  spdlog::info("memory plan of rank {} (GB): {}; total {:.4f} of {:.2f} free", group.rank(), lines,
+               total, available);
   require_input(total <= available,
-                "the model does not fit: rank {} needs {:.3f} GB ({}) and has {:.3f} GB free. More ranks on more hosts, a "
-                "smaller --max-context, --batch-size or --tree-budget, or --weights quantized make it smaller",
+                "the model does not fit: rank {} needs {:.3f} GB ({}) and has {:.3f} GB free. More "
+                "ranks on more hosts, a "
+                "smaller --max-context, --batch-size or --tree-budget, or --weights quantized make "
+                "it smaller",
                 group.rank(), total, lines, available);
 }
 
 }  // namespace
 
-LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
-                         const ProcessGroup& group, Backend& backend)
+LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options,
+                         const LoadOptions& load, const ProcessGroup& group, Backend& backend)
     : source_(source),
       load_(for_ranks(load, group, options)),
-      placement_(ExpertPlacement::linear(source.target.config.n_routed_experts, group.world_size())) {
+      placement_(
+          ExpertPlacement::linear(source.target.config.n_routed_experts, group.world_size())) {
   check_memory(memory_plan(source, options, load_, backend), group, backend);
   target_weights_ = load_target(source.target, placement_, load_, backend);
   if (source.drafter && options.mode != Mode::kPlain) {

@@ -43,10 +43,11 @@ struct ModelSource {
 struct StepSizes {
   std::int64_t max_nodes = 1;       // of a tree, root included
   std::int64_t num_candidates = 1;  // that the tree builder gets for each slot
-  std::int64_t num_ranked = 1;      // that the drafter ranks for each slot (more where steps are recorded)
-  std::int64_t max_path = 1;        // accepted nodes, root included
-  std::int64_t prefill_rows = 1;    // of one prompt piece
-  std::int64_t max_rows = 1;        // of one forward call
+  std::int64_t num_ranked =
+      1;  // that the drafter ranks for each slot (more where steps are recorded)
+  std::int64_t max_path = 1;      // accepted nodes, root included
+  std::int64_t prefill_rows = 1;  // of one prompt piece
+  std::int64_t max_rows = 1;      // of one forward call
   DecoderOptions decoder;
   DrafterOptions drafter;
   VocabularyLimits vocabulary;
@@ -62,13 +63,14 @@ struct MemoryPlan {
   std::vector<Entry> entries;
   std::int64_t total_bytes() const;
 };
-MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
-                       const Backend& backend);
+MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options,
+                       const LoadOptions& load, const Backend& backend);
 
 class LoadedModel {
  public:
-  // Prints the memory plan, checks it against the memory that is there and loads this rank's weights; no collectives.
-  // InputError for whatever is wrong with the files or does not fit. source outlives the object.
+  // Prints the memory plan, checks it against the memory that is there and loads this rank's
+  // weights; no collectives. InputError for whatever is wrong with the files or does not fit.
+  // source outlives the object.
   LoadedModel(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
               const ProcessGroup& group, Backend& backend);
 

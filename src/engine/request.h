@@ -25,7 +25,7 @@ std::string stop_reason_name(StopReason reason);  // "eos", "length", "context"
 // Parts of a step, in order.
 enum class Stage : std::uint8_t { kDraft, kTreeBuild, kVerify, kAccept, kCommit };
 inline constexpr std::size_t kNumStages = 5;
-std::string stage_name(Stage stage);  // "draft", "tree_build", ...
+std::string stage_name(Stage stage);                // "draft", "tree_build", ...
 using StageTimes = std::array<double, kNumStages>;  // milliseconds by stage
 
 using TokenLogit = std::pair<std::int32_t, float>;
@@ -33,11 +33,12 @@ using TokenLogit = std::pair<std::int32_t, float>;
 // One step of one sequence, for --dump-steps.
 struct StepRecord {
   std::int32_t root = 0;
-  std::vector<std::vector<TokenLogit>> draft_top_log_probs;  // best 8 of each slot, log-probabilities
-  std::vector<std::int32_t> token_ids;                       // nodes without the root
-  std::vector<std::int32_t> depths;                          // nodes without the root
-  std::vector<std::int32_t> parents;                         // the root first, its parent is -1
-  std::vector<std::int32_t> accepted_nodes;                  // indices into parents, without the root
+  std::vector<std::vector<TokenLogit>>
+      draft_top_log_probs;                   // best 8 of each slot, log-probabilities
+  std::vector<std::int32_t> token_ids;       // nodes without the root
+  std::vector<std::int32_t> depths;          // nodes without the root
+  std::vector<std::int32_t> parents;         // the root first, its parent is -1
+  std::vector<std::int32_t> accepted_nodes;  // indices into parents, without the root
   std::int32_t bonus_token = 0;
 };
 
@@ -45,14 +46,15 @@ struct SequenceMetrics {
   double time_to_first_token_ms = 0;  // from admission: the prompt's forward passes
   double total_ms = 0;                // from admission to the last token
   double prefill_ms = 0;
-  StageTimes stage_ms{};              // sums over the steps that the sequence took part in
+  StageTimes stage_ms{};  // sums over the steps that the sequence took part in
 };
 
 struct Result {
   std::int64_t index = 0;  // of its request
   std::vector<std::int32_t> prompt_ids;
   std::vector<std::int32_t> output_ids;  // cut at the limit or behind the end token
-  // One a step, bonus token included, not cut: 1 + their sum is the number of tokens that were known when it stopped.
+  // One a step, bonus token included, not cut: 1 + their sum is the number of tokens that were
+  // known when it stopped.
   std::vector<std::int32_t> acceptance_lengths;
   StopReason stop_reason = StopReason::kLength;
   std::vector<TokenLogit> top_logits;  // after the prompt, descending

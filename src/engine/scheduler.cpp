@@ -10,12 +10,14 @@ namespace kdtree {
 namespace {
 
 double milliseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result)
+Scheduler::Scheduler(const SchedulerOptions& options, std::span<const Request> requests,
+                     OnResult on_result)
     : options_(options),
       requests_(requests),
       on_result_(std::move(on_result)),
@@ -50,7 +52,8 @@ void Scheduler::plan_next(StepDecision& decision) {
     decision.prefill_request = static_cast<std::int32_t>(next_request_++);
     return;
   }
-  const bool any = std::any_of(slots_.begin(), slots_.end(), [](const auto& entry) { return entry.has_value(); });
+  const bool any = std::any_of(slots_.begin(), slots_.end(),
+                               [](const auto& entry) { return entry.has_value(); });
   decision.next = any ? NextAction::kDecode : NextAction::kStop;
 }
 
@@ -62,13 +65,15 @@ bool Scheduler::append_token(Active& active, std::int32_t token) {
     active.result.stop_reason = StopReason::kEos;
     active.finished = true;
   } else if (static_cast<std::int64_t>(active.result.output_ids.size()) >= active.max_output) {
-    active.result.stop_reason = active.stops_at_context ? StopReason::kContext : StopReason::kLength;
+    active.result.stop_reason =
+        active.stops_at_context ? StopReason::kContext : StopReason::kLength;
     active.finished = true;
   }
   return !active.finished;
 }
 
-bool Scheduler::start_sequence(std::int32_t slot, std::int32_t first_token, std::vector<TokenLogit> top_logits) {
+bool Scheduler::start_sequence(std::int32_t slot, std::int32_t first_token,
+                               std::vector<TokenLogit> top_logits) {
   Active& entry = active(slot);
   entry.result.top_logits = std::move(top_logits);
   entry.result.metrics.time_to_first_token_ms = milliseconds_since(entry.admitted);
@@ -76,14 +81,17 @@ bool Scheduler::start_sequence(std::int32_t slot, std::int32_t first_token, std:
   return !append_token(entry, first_token);
 }
 
-void Scheduler::record_draft(std::int32_t slot, std::vector<std::vector<TokenLogit>> draft_top_log_probs) {
+void Scheduler::record_draft(std::int32_t slot,
+                             std::vector<std::vector<TokenLogit>> draft_top_log_probs) {
   active(slot).draft_top_log_probs = std::move(draft_top_log_probs);
 }
 
-bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree, const AcceptedSequence& accepted) {
+bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree,
+                                 const AcceptedSequence& accepted) {
   Active& entry = active(slot);
   Result& result = entry.result;
-  check(!accepted.path.empty() && accepted.path.front() == 0, "an accepted path does not start at the root");
+  check(!accepted.path.empty() && accepted.path.front() == 0,
+        "an accepted path does not start at the root");
   // The root is known already; each further node and the bonus token are new.
   result.acceptance_lengths.push_back(static_cast<std::int32_t>(accepted.path.size()));
   if (options_.record_steps) {

@@ -1,5 +1,5 @@
-// Rank 0's bookkeeping: which prompt runs in which slot, what each has produced, when it stops, what comes next. The other
-// ranks learn its decisions from the accept block.
+// Rank 0's bookkeeping: which prompt runs in which slot, what each has produced, when it stops,
+// what comes next. The other ranks learn its decisions from the accept block.
 #pragma once
 
 #include <chrono>
@@ -29,15 +29,18 @@ class Scheduler {
   // `on_result` gets the results in the order of the requests. `requests` outlives the scheduler.
   Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result);
 
-  // What to do first, and after each step: prefill where a slot is free and a prompt waits, else decode, else stop.
+  // What to do first, and after each step: prefill where a slot is free and a prompt waits, else
+  // decode, else stop.
   void plan_next(StepDecision& decision);
 
   // A prompt has been processed: its first token. Returns whether it is finished.
-  bool start_sequence(std::int32_t slot, std::int32_t first_token, std::vector<TokenLogit> top_logits);
-  // A step of the sequence in `slot`: the accepted tree nodes and the bonus token. Returns whether it is finished.
+  bool start_sequence(std::int32_t slot, std::int32_t first_token,
+                      std::vector<TokenLogit> top_logits);
+  // A step of the sequence in `slot`: the accepted tree nodes and the bonus token. Returns whether
+  // it is finished.
   bool advance_sequence(std::int32_t slot, const DraftTree& tree, const AcceptedSequence& accepted);
-  // Adds a step's stage times and the drafter's candidates (may be empty) to the sequence's records, before
-  // advance_sequence.
+  // Adds a step's stage times and the drafter's candidates (may be empty) to the sequence's
+  // records, before advance_sequence.
   void record_draft(std::int32_t slot, std::vector<std::vector<TokenLogit>> draft_top_log_probs);
   void add_stage_times(std::span<const std::int32_t> slots, const StageTimes& times);
 

@@ -5,14 +5,14 @@ namespace kdtree {
 namespace {
 
 std::int64_t workspace_bytes(const Backend& backend, const ExchangeSizes& sizes) {
-  return backend.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok, sizes.hidden_size,
-                                         sizes.moe_intermediate_size);
+  return backend.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
+                                         sizes.hidden_size, sizes.moe_intermediate_size);
 }
 
 }  // namespace
 
-AllReduceExchange::AllReduceExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes,
-                                     int rank)
+AllReduceExchange::AllReduceExchange(Backend& backend, const ExpertPlacement& placement,
+                                     const ExchangeSizes& sizes, int rank)
     : logical_to_slot_(backend, std::span<const std::int32_t>(placement.logical_to_slot(rank))),
       experts_workspace_(backend, DType::kUInt8, Shape{workspace_bytes(backend, sizes)}),
       shared_(backend, backend.activation_dtype(), Shape{sizes.max_rows, sizes.hidden_size}),
@@ -24,8 +24,8 @@ std::int64_t AllReduceExchange::bytes(const Backend& backend, const ExchangeSize
          MlpWorkspace::bytes(sizes.shared_width, sizes.max_rows, dtype);
 }
 
-void AllReduceExchange::forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
-                                const TensorView& y) {
+void AllReduceExchange::forward(const ModelContext& context, const RoutedRows& rows,
+                                const LayerExperts& experts, const TensorView& y) {
   context.backend.experts({.weights = experts.weights,
                            .x = rows.x,
                            .expert_ids = rows.expert_ids,

@@ -7,7 +7,8 @@ namespace kdtree {
 
 class AllReduceExchange final : public ExpertExchange {
  public:
-  AllReduceExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes, int rank);
+  AllReduceExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes,
+                    int rank);
 
   std::string name() const override { return "allreduce"; }
   void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,

@@ -22,14 +22,14 @@ RowLimits row_limits(const ExchangeSizes& sizes, int world_size) {
 }
 
 std::int64_t workspace_bytes(const Backend& backend, const ExchangeSizes& sizes) {
-  return backend.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok, sizes.hidden_size,
-                                         sizes.moe_intermediate_size);
+  return backend.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
+                                         sizes.hidden_size, sizes.moe_intermediate_size);
 }
 
 }  // namespace
 
-AllToAllExchange::AllToAllExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes,
-                                   const Communicator& communicator)
+AllToAllExchange::AllToAllExchange(Backend& backend, const ExpertPlacement& placement,
+                                   const ExchangeSizes& sizes, const Communicator& communicator)
     : placement_(placement),
       rank_(communicator.rank()),
       world_size_(communicator.world_size()),
@@ -60,10 +60,12 @@ AllToAllExchange::AllToAllExchange(Backend& backend, const ExpertPlacement& plac
   own_counts_.resize(ranks);
 }
 
-std::int64_t AllToAllExchange::bytes(const Backend& backend, const ExchangeSizes& sizes, int world_size) {
+std::int64_t AllToAllExchange::bytes(const Backend& backend, const ExchangeSizes& sizes,
+                                     int world_size) {
   const RowLimits limits = row_limits(sizes, world_size);
   const std::int64_t activation = sizes.hidden_size * dtype_bytes(backend.activation_dtype());
-  const std::int64_t routing = sizes.num_experts_per_tok * (dtype_bytes(DType::kInt32) + dtype_bytes(DType::kFloat32));
+  const std::int64_t routing =
+      sizes.num_experts_per_tok * (dtype_bytes(DType::kInt32) + dtype_bytes(DType::kFloat32));
   return limits.sent * (activation + routing) + limits.received * (2 * activation + routing) +
          limits.own * activation + workspace_bytes(backend, sizes) +
          MlpWorkspace::bytes(sizes.shared_width, limits.own, backend.activation_dtype());
@@ -73,8 +75,8 @@ std::int64_t AllToAllExchange::received_rows() const {
   return std::accumulate(rows_from_.begin(), rows_from_.end(), std::int64_t{0});
 }
 
-void AllToAllExchange::plan_dispatch(const ModelContext& context, const RoutedRows& rows, const Range& own,
-                                     std::int64_t layer) {
+void AllToAllExchange::plan_dispatch(const ModelContext& context, const RoutedRows& rows,
+                                     const Range& own, std::int64_t layer) {
   Backend& backend = context.backend;
   const std::int64_t k = rows.expert_ids.size(1);
   host_ids_.resize(static_cast<std::size_t>(rows.expert_ids.num_elements()));
@@ -94,11 +96,13 @@ void AllToAllExchange::plan_dispatch(const ModelContext& context, const RoutedRo
         local_rows_.push_back(static_cast<std::int32_t>(row - own.begin));
       }
     }
-    rows_to_[static_cast<std::size_t>(target)] = static_cast<std::int64_t>(sent_rows_.size() - before);
+    rows_to_[static_cast<std::size_t>(target)] =
+        static_cast<std::int64_t>(sent_rows_.size() - before);
   }
   const TensorView own_row = counts_.view().rows(rank_, 1);
   backend.upload(own_row.raw(), rows_to_.data(), own_row.bytes());
-  context.communicator.all_gather(own_row, counts_.view(), backend.stream(), {.what = "dispatch counts", .layer = layer});
+  context.communicator.all_gather(own_row, counts_.view(), backend.stream(),
+                                  {.what = "dispatch counts", .layer = layer});
   counts_.download(backend, std::span(all_counts_));
   backend.synchronize();
   for (std::size_t source = 0; source < rows_from_.size(); ++source) {
@@ -108,7 +112,8 @@ void AllToAllExchange::plan_dispatch(const ModelContext& context, const RoutedRo
 }
 
 TensorView AllToAllExchange::dispatch(const ModelContext& context, const ConstTensorView& source,
-                                      const DeviceTensor& sent, const DeviceTensor& received, CollectiveLabel label) {
+                                      const DeviceTensor& sent, const DeviceTensor& received,
+                                      CollectiveLabel label) {
   const auto num_sent = static_cast<std::int64_t>(sent_rows_.size());
   const TensorView to_send = sent.rows(num_sent);
   const TensorView arrived = received.rows(received_rows());
@@ -118,18 +123,20 @@ TensorView AllToAllExchange::dispatch(const ModelContext& context, const ConstTe
   return arrived;
 }
 
-void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
-                               const TensorView& y) {
+void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& rows,
+                               const LayerExperts& experts, const TensorView& y) {
   Backend& backend = context.backend;
   const std::int64_t num_rows = rows.x.size(0);
   const Range own = partition(num_rows, world_size_, rank_);
   const std::int64_t layer = experts.layer;
   plan_dispatch(context, rows, own, layer);
-  const TensorView x = dispatch(context, rows.x, sent_x_, received_x_, {.what = "dispatch rows", .layer = layer});
-  const TensorView ids =
-      dispatch(context, rows.expert_ids, sent_ids_, received_ids_, {.what = "dispatch experts", .layer = layer});
-  const TensorView weights = dispatch(context, rows.expert_weights, sent_weights_, received_weights_,
-                                      {.what = "dispatch weights", .layer = layer});
+  const TensorView x =
+      dispatch(context, rows.x, sent_x_, received_x_, {.what = "dispatch rows", .layer = layer});
+  const TensorView ids = dispatch(context, rows.expert_ids, sent_ids_, received_ids_,
+                                  {.what = "dispatch experts", .layer = layer});
+  const TensorView weights =
+      dispatch(context, rows.expert_weights, sent_weights_, received_weights_,
+               {.what = "dispatch weights", .layer = layer});
 
   const TensorView computed = computed_.rows(received_rows());
   backend.experts({.weights = experts.weights,
@@ -140,10 +147,12 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
                    .output = computed,
                    .workspace = experts_workspace_.view()});
 
-  // Combine: the way back, then each own row adds what its ranks computed, in rank order, onto its shared experts.
+  // Combine: the way back, then each own row adds what its ranks computed, in rank order, onto its
+  // shared experts.
   const TensorView returned = sent_x_.rows(static_cast<std::int64_t>(sent_rows_.size()));
-  context.communicator.all_to_all(computed, returned, {.rows_to = rows_from_, .rows_from = rows_to_},
-                                  backend.stream(), {.what = "combine", .layer = layer});
+  context.communicator.all_to_all(computed, returned,
+                                  {.rows_to = rows_from_, .rows_from = rows_to_}, backend.stream(),
+                                  {.what = "combine", .layer = layer});
   const TensorView own_y = own_y_.rows(own.size());
   if (experts.shared != nullptr) {
     experts.shared->forward(backend, rows.x.rows(own.begin, own.size()), mlp_workspace_, own_y);
@@ -151,12 +160,14 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
     backend.fill_zero(own_y);
   }
   row_indices_.upload(backend, std::span<const std::int32_t>(local_rows_));
-  backend.add_rows(returned, row_indices_.rows(static_cast<std::int64_t>(local_rows_.size())), own_y);
+  backend.add_rows(returned, row_indices_.rows(static_cast<std::int64_t>(local_rows_.size())),
+                   own_y);
 
   for (int rank = 0; rank < world_size_; ++rank) {
     own_counts_[static_cast<std::size_t>(rank)] = partition(num_rows, world_size_, rank).size();
   }
-  context.communicator.all_gather_rows(own_y, y, own_counts_, backend.stream(), {.what = "gather rows", .layer = layer});
+  context.communicator.all_gather_rows(own_y, y, own_counts_, backend.stream(),
+                                       {.what = "gather rows", .layer = layer});
 }
 
 }  // namespace kdtree

@@ -20,28 +20,30 @@ class AllToAllExchange final : public ExpertExchange {
   static std::int64_t bytes(const Backend& backend, const ExchangeSizes& sizes, int world_size);
 
  private:
-  // Which of this rank's rows go to which rank: sent_rows_ (indices into all rows, ranks one after the other),
-  // rows_to_ and, told by the other ranks, rows_from_.
-  void plan_dispatch(const ModelContext& context, const RoutedRows& rows, const Range& own, std::int64_t layer);
+  // Which of this rank's rows go to which rank: sent_rows_ (indices into all rows, ranks one after
+  // the other), rows_to_ and, told by the other ranks, rows_from_.
+  void plan_dispatch(const ModelContext& context, const RoutedRows& rows, const Range& own,
+                     std::int64_t layer);
   // Sends the rows of `source` that the plan names; returns what came.
-  TensorView dispatch(const ModelContext& context, const ConstTensorView& source, const DeviceTensor& sent,
-                      const DeviceTensor& received, CollectiveLabel label);
+  TensorView dispatch(const ModelContext& context, const ConstTensorView& source,
+                      const DeviceTensor& sent, const DeviceTensor& received,
+                      CollectiveLabel label);
   std::int64_t received_rows() const;
 
   const ExpertPlacement& placement_;
   int rank_;
   int world_size_;
   DeviceTensor logical_to_slot_;
-  DeviceTensor sent_x_;               // [max sent rows, hidden]
-  DeviceTensor sent_ids_;             // [max sent rows, k]
-  DeviceTensor sent_weights_;         // [max sent rows, k]
-  DeviceTensor received_x_;           // [max received rows, hidden]
-  DeviceTensor received_ids_;         // [max received rows, k]
-  DeviceTensor received_weights_;     // [max received rows, k]
-  DeviceTensor computed_;             // [max received rows, hidden]
-  DeviceTensor own_y_;                // [max own rows, hidden]
-  DeviceTensor row_indices_;          // [max sent rows]
-  DeviceTensor counts_;               // [world, world] int64: rows from rank i to rank j
+  DeviceTensor sent_x_;            // [max sent rows, hidden]
+  DeviceTensor sent_ids_;          // [max sent rows, k]
+  DeviceTensor sent_weights_;      // [max sent rows, k]
+  DeviceTensor received_x_;        // [max received rows, hidden]
+  DeviceTensor received_ids_;      // [max received rows, k]
+  DeviceTensor received_weights_;  // [max received rows, k]
+  DeviceTensor computed_;          // [max received rows, hidden]
+  DeviceTensor own_y_;             // [max own rows, hidden]
+  DeviceTensor row_indices_;       // [max sent rows]
+  DeviceTensor counts_;            // [world, world] int64: rows from rank i to rank j
   DeviceTensor experts_workspace_;
   MlpWorkspace mlp_workspace_;
 

@@ -1,8 +1,8 @@
 #include "model/decoder.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "model/rope.h"
 
@@ -26,7 +26,8 @@ MlaShape local_shape(const ModelConfig& config, const TargetPartition& partition
           .kv_lora_rank = config.kv_lora_rank};
 }
 
-ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& partition, std::int64_t max_rows) {
+ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& partition,
+                             std::int64_t max_rows) {
   return {.max_rows = max_rows,
           .hidden_size = config.hidden_size,
           .num_experts_per_tok = config.num_experts_per_tok,
@@ -34,7 +35,8 @@ ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& p
           .shared_width = partition.shared_intermediate.size()};
 }
 
-DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config, std::int64_t max_positions) {
+DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config,
+                               std::int64_t max_positions) {
   const std::vector<float> table = rope_table(config.rope, config.qk_rope_head_dim, max_positions);
   DeviceTensor tensor(backend, DType::kFloat32, Shape{max_positions, config.qk_rope_head_dim});
   tensor.upload(backend, std::span<const float>(table));
@@ -45,7 +47,8 @@ DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config, std:
 }  // namespace
 
 Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
-                 const TargetPartition& partition, const ExpertPlacement& placement, const DecoderOptions& options)
+                 const TargetPartition& partition, const ExpertPlacement& placement,
+                 const DecoderOptions& options)
     : context_(context),
       config_(config),
       options_(options),
@@ -60,13 +63,15 @@ Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const W
   bool any_moe = false;
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
-    Layer built{.input_layernorm = weights.vector(prefix + "input_layernorm.weight"),
-                .attention = LatentAttention(config, weights, layer, shape_, rope_table_.view()),
-                .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
-                .dense = nullptr,
-                .moe = nullptr};
+    Layer built{
+        .input_layernorm = weights.vector(prefix + "input_layernorm.weight"),
+        .attention = LatentAttention(config, weights, layer, shape_, rope_table_.view()),
+        .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
+        .dense = nullptr,
+        .moe = nullptr};
     if (config.is_moe_layer(layer)) {
-      built.moe = std::make_unique<Moe>(config, weights, layer, placement, context.communicator.rank());
+      built.moe =
+          std::make_unique<Moe>(config, weights, layer, placement, context.communicator.rank());
       any_moe = true;
     } else {
       built.dense = std::make_unique<Mlp>(weights, prefix + "mlp.");
@@ -75,7 +80,8 @@ Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const W
   }
   if (any_moe) {
     exchange_ = make_expert_exchange(options.exchange, backend, placement,
-                                     exchange_sizes(config, partition, options.max_rows), context.communicator);
+                                     exchange_sizes(config, partition, options.max_rows),
+                                     context.communicator);
   }
   hidden_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
   normed_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
@@ -87,25 +93,29 @@ Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const W
 Decoder::~Decoder() = default;
 
 std::int64_t Decoder::workspace_bytes(const Backend& backend, const ModelConfig& config,
-                                      const TargetPartition& partition, const DecoderOptions& options,
-                                      int world_size) {
+                                      const TargetPartition& partition,
+                                      const DecoderOptions& options, int world_size) {
   const DType dtype = backend.activation_dtype();
   const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
-  std::int64_t sum = AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
-                     RouterWorkspace::bytes(config, options.max_rows) +
-                     MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
-                     options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
-                     options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32);
+  std::int64_t sum =
+      AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
+      RouterWorkspace::bytes(config, options.max_rows) +
+      MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
+      options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
+      options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32);
   if (config.n_routed_experts > 0) {
-    sum += exchange_bytes(options.exchange, backend, exchange_sizes(config, partition, options.max_rows), world_size);
+    sum += exchange_bytes(options.exchange, backend,
+                          exchange_sizes(config, partition, options.max_rows), world_size);
   }
   return sum;
 }
 
-ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& cache, const Vocabulary& vocabulary) {
+ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& cache,
+                                 const Vocabulary& vocabulary) {
   Backend& backend = context_.backend;
   const std::int64_t rows = batch.num_rows;
-  check(rows <= options_.max_rows, "a forward call of {} rows, room for {}", rows, options_.max_rows);
+  check(rows <= options_.max_rows, "a forward call of {} rows, room for {}", rows,
+        options_.max_rows);
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   const TensorView hidden = hidden_.rows(rows);
   const TensorView normed = normed_.rows(rows);
@@ -137,7 +147,9 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
   return hidden;
 }
 
-ConstTensorView Decoder::taps() const { return taps_.rows(last_rows_); }
+ConstTensorView Decoder::taps() const {
+  return taps_.rows(last_rows_);
+}
 
 void Decoder::final_norm(const ConstTensorView& hidden, const TensorView& out) const {
   context_.backend.rms_norm(hidden, norm_, static_cast<float>(config_.rms_norm_eps), out);

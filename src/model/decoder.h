@@ -19,7 +19,8 @@ namespace kdtree {
 struct DecoderOptions {
   std::int64_t max_rows = 0;       // rows of one forward call
   std::int64_t max_positions = 0;  // positions that rows may have
-  std::vector<std::int64_t> target_layer_ids;  // layers whose outputs are tapped for the drafter; may be empty
+  std::vector<std::int64_t>
+      target_layer_ids;  // layers whose outputs are tapped for the drafter; may be empty
   ExchangeKind exchange = ExchangeKind::kAllReduce;
 };
 
@@ -27,22 +28,25 @@ class Decoder {
  public:
   // config, weights and placement outlive the decoder. Allocates its workspaces.
   Decoder(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
-          const TargetPartition& partition, const ExpertPlacement& placement, const DecoderOptions& options);
+          const TargetPartition& partition, const ExpertPlacement& placement,
+          const DecoderOptions& options);
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
   ~Decoder();
 
-  // Runs the batch through all layers, writing provisional rows of `cache`. Returns the residual stream [rows, hidden]
-  // behind the last layer, before the final norm; valid until the next call.
-  ConstTensorView forward(const TreeBatch& batch, const LatentKvCache& cache, const Vocabulary& vocabulary);
-  // Outputs of the tapped layers of the last forward call, [rows, taps * hidden] in the order of target_layer_ids.
+  // Runs the batch through all layers, writing provisional rows of `cache`. Returns the residual
+  // stream [rows, hidden] behind the last layer, before the final norm; valid until the next call.
+  ConstTensorView forward(const TreeBatch& batch, const LatentKvCache& cache,
+                          const Vocabulary& vocabulary);
+  // Outputs of the tapped layers of the last forward call, [rows, taps * hidden] in the order of
+  // target_layer_ids.
   ConstTensorView taps() const;
   // out [rows, hidden] = final norm of hidden [rows, hidden], for the vocabulary's head.
   void final_norm(const ConstTensorView& hidden, const TensorView& out) const;
 
   static std::int64_t workspace_bytes(const Backend& backend, const ModelConfig& config,
-                                      const TargetPartition& partition, const DecoderOptions& options,
-                                      int world_size);
+                                      const TargetPartition& partition,
+                                      const DecoderOptions& options, int world_size);
 
  private:
   struct Layer;

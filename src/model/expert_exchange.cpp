@@ -6,7 +6,8 @@
 namespace kdtree {
 
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
-                                                     const ExpertPlacement& placement, const ExchangeSizes& sizes,
+                                                     const ExpertPlacement& placement,
+                                                     const ExchangeSizes& sizes,
                                                      Communicator& communicator) {
   if (kind == ExchangeKind::kAllReduce) {
     return std::make_unique<AllReduceExchange>(backend, placement, sizes, communicator.rank());
@@ -14,7 +15,8 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend&
   return std::make_unique<AllToAllExchange>(backend, placement, sizes, communicator);
 }
 
-std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes, int world_size) {
+std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes,
+                            int world_size) {
   if (kind == ExchangeKind::kAllReduce) {
     return AllReduceExchange::bytes(backend, sizes);
   }

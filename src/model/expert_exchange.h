@@ -1,13 +1,16 @@
 // How tokens reach their experts and results come back.
 //
-//   allreduce  Activations are replicated: every rank computes the share of its experts (and of its part of the shared
+//   allreduce  Activations are replicated: every rank computes the share of its experts (and of its
+//   part of the shared
 //              experts) for all rows; one all-reduce combines.
-//   alltoall   Rows are divided over the ranks. The owner of a row sends it once to each rank that holds one of its
-//              experts (dispatch) and adds what comes back (combine), in rank order; it computes the shared experts of its
-//              rows itself, whole; an all-gather then gives every rank all rows.
+//   alltoall   Rows are divided over the ranks. The owner of a row sends it once to each rank that
+//   holds one of its
+//              experts (dispatch) and adds what comes back (combine), in rank order; it computes
+//              the shared experts of its rows itself, whole; an all-gather then gives every rank
+//              all rows.
 //
-// In both a row's result does not depend on the other rows: experts are added in the router's order within a rank, ranks
-// in rank order.
+// In both a row's result does not depend on the other rows: experts are added in the router's order
+// within a rank, ranks in rank order.
 #pragma once
 
 #include <cstdint>
@@ -53,18 +56,20 @@ class ExpertExchange {
 
   virtual std::string name() const = 0;
   // y [rows, hidden] = routed + shared experts of every row, complete on every rank.
-  virtual void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
-                       const TensorView& y) = 0;
+  virtual void forward(const ModelContext& context, const RoutedRows& rows,
+                       const LayerExperts& experts, const TensorView& y) = 0;
 };
 
 enum class ExchangeKind : std::uint8_t { kAllReduce, kAllToAll };
 
 // `placement` outlives the exchange.
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
-                                                     const ExpertPlacement& placement, const ExchangeSizes& sizes,
+                                                     const ExpertPlacement& placement,
+                                                     const ExchangeSizes& sizes,
                                                      Communicator& communicator);
 
 // Device memory that make_expert_exchange takes on a rank.
-std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes, int world_size);
+std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes,
+                            int world_size);
 
 }  // namespace kdtree

@@ -6,25 +6,29 @@
 
 namespace kdtree {
 
-AttentionWorkspace::AttentionWorkspace(Backend& backend, const ModelConfig& config, const MlaShape& shape,
-                                       std::int64_t max_rows)
+AttentionWorkspace::AttentionWorkspace(Backend& backend, const ModelConfig& config,
+                                       const MlaShape& shape, std::int64_t max_rows)
     : q_latent(backend, backend.activation_dtype(), Shape{max_rows, config.q_lora_rank}),
-      q(backend, backend.activation_dtype(), Shape{max_rows, shape.num_heads * shape.qk_head_dim()}),
-      query(backend, backend.activation_dtype(), Shape{max_rows, shape.num_heads * shape.latent_dim()}),
+      q(backend, backend.activation_dtype(),
+        Shape{max_rows, shape.num_heads * shape.qk_head_dim()}),
+      query(backend, backend.activation_dtype(),
+            Shape{max_rows, shape.num_heads * shape.latent_dim()}),
       kv(backend, backend.activation_dtype(), Shape{max_rows, shape.latent_dim()}),
-      o_latent(backend, backend.activation_dtype(), Shape{max_rows, shape.num_heads * shape.kv_lora_rank}),
+      o_latent(backend, backend.activation_dtype(),
+               Shape{max_rows, shape.num_heads * shape.kv_lora_rank}),
       o(backend, backend.activation_dtype(), Shape{max_rows, shape.num_heads * shape.v_head_dim}) {}
 
-std::int64_t AttentionWorkspace::bytes(const ModelConfig& config, const MlaShape& shape, std::int64_t max_rows,
-                                       DType dtype) {
-  const std::int64_t width =
-      config.q_lora_rank + shape.latent_dim() +
-      shape.num_heads * (shape.qk_head_dim() + shape.latent_dim() + shape.kv_lora_rank + shape.v_head_dim);
+std::int64_t AttentionWorkspace::bytes(const ModelConfig& config, const MlaShape& shape,
+                                       std::int64_t max_rows, DType dtype) {
+  const std::int64_t width = config.q_lora_rank + shape.latent_dim() +
+                             shape.num_heads * (shape.qk_head_dim() + shape.latent_dim() +
+                                                shape.kv_lora_rank + shape.v_head_dim);
   return max_rows * width * dtype_bytes(dtype);
 }
 
-LatentAttention::LatentAttention(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
-                                 const MlaShape& shape, const ConstTensorView& rope_table)
+LatentAttention::LatentAttention(const ModelConfig& config, const WeightStore& weights,
+                                 std::int64_t layer, const MlaShape& shape,
+                                 const ConstTensorView& rope_table)
     : layer_(layer),
       shape_(shape),
       softmax_scale_(static_cast<float>(softmax_scale(config.rope, config.qk_head_dim()))),
@@ -44,9 +48,9 @@ LatentAttention::LatentAttention(const ModelConfig& config, const WeightStore& w
   o_proj_ = weights.matrix(prefix + "o_proj.weight");
 }
 
-void LatentAttention::forward(const ModelContext& context, const ConstTensorView& x, const TreeBatch& batch,
-                              const LatentKvCache& cache, AttentionWorkspace& workspace,
-                              const TensorView& partial) const {
+void LatentAttention::forward(const ModelContext& context, const ConstTensorView& x,
+                              const TreeBatch& batch, const LatentKvCache& cache,
+                              AttentionWorkspace& workspace, const TensorView& partial) const {
   Backend& backend = context.backend;
   const std::int64_t rows = batch.num_rows;
   constexpr auto kEps = static_cast<float>(kInnerNormEps);

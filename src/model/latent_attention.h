@@ -13,27 +13,30 @@ namespace kdtree {
 
 // Scratch that all layers share.
 struct AttentionWorkspace {
-  AttentionWorkspace(Backend& backend, const ModelConfig& config, const MlaShape& shape, std::int64_t max_rows);
-  DeviceTensor q_latent;      // [rows, q_lora_rank]; unused without q_lora
-  DeviceTensor q;             // [rows, heads * qk_head_dim]
-  DeviceTensor query;         // [rows, heads * latent_dim]
-  DeviceTensor kv;            // [rows, latent_dim]
-  DeviceTensor o_latent;      // [rows, heads * kv_lora_rank]
-  DeviceTensor o;             // [rows, heads * v_head_dim]
+  AttentionWorkspace(Backend& backend, const ModelConfig& config, const MlaShape& shape,
+                     std::int64_t max_rows);
+  DeviceTensor q_latent;  // [rows, q_lora_rank]; unused without q_lora
+  DeviceTensor q;         // [rows, heads * qk_head_dim]
+  DeviceTensor query;     // [rows, heads * latent_dim]
+  DeviceTensor kv;        // [rows, latent_dim]
+  DeviceTensor o_latent;  // [rows, heads * kv_lora_rank]
+  DeviceTensor o;         // [rows, heads * v_head_dim]
 
-  static std::int64_t bytes(const ModelConfig& config, const MlaShape& shape, std::int64_t max_rows, DType dtype);
+  static std::int64_t bytes(const ModelConfig& config, const MlaShape& shape, std::int64_t max_rows,
+                            DType dtype);
 };
 
 class LatentAttention {
  public:
   // `rope_table` [positions, qk_rope_head_dim]; all arguments outlive the layer.
-  LatentAttention(const ModelConfig& config, const WeightStore& weights, std::int64_t layer, const MlaShape& shape,
-                  const ConstTensorView& rope_table);
+  LatentAttention(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
+                  const MlaShape& shape, const ConstTensorView& rope_table);
 
-  // x [rows, hidden], normed -> partial [rows, hidden]: this rank's heads' share, to be summed over ranks. Writes the
-  // provisional rows of this layer's cache.
+  // x [rows, hidden], normed -> partial [rows, hidden]: this rank's heads' share, to be summed over
+  // ranks. Writes the provisional rows of this layer's cache.
   void forward(const ModelContext& context, const ConstTensorView& x, const TreeBatch& batch,
-               const LatentKvCache& cache, AttentionWorkspace& workspace, const TensorView& partial) const;
+               const LatentKvCache& cache, AttentionWorkspace& workspace,
+               const TensorView& partial) const;
 
  private:
   std::int64_t layer_;

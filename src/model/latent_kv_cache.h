@@ -1,5 +1,6 @@
-// The latent key/value cache of multi-head latent attention: for each layer, slot and position one row of the compressed
-// key/value (after its norm) and the rotated key. Every rank holds all rows: one latent row serves every head.
+// The latent key/value cache of multi-head latent attention: for each layer, slot and position one
+// row of the compressed key/value (after its norm) and the rotated key. Every rank holds all rows:
+// one latent row serves every head.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +18,29 @@ struct CacheSizes {
   std::int64_t width = 0;      // values a row
 };
 
-// Rows of a slot below committed() belong to the sequence. A step writes only rows at and above it ("provisional");
-// commit alone moves it. The same class holds the drafter's keys or values.
+// Rows of a slot below committed() belong to the sequence. A step writes only rows at and above it
+// ("provisional"); commit alone moves it. The same class holds the drafter's keys or values.
 class LatentKvCache {
  public:
   LatentKvCache(Backend& backend, const CacheSizes& sizes);
 
   // [slots, capacity, width] of one layer.
-  const TensorView& layer(std::int64_t index) const { return layers_[static_cast<std::size_t>(index)].view(); }
+  const TensorView& layer(std::int64_t index) const {
+    return layers_[static_cast<std::size_t>(index)].view();
+  }
   std::int64_t num_layers() const { return static_cast<std::int64_t>(layers_.size()); }
   std::int64_t capacity() const { return sizes_.capacity; }
-  std::int64_t committed(std::int32_t slot) const { return committed_[static_cast<std::size_t>(slot)]; }
+  std::int64_t committed(std::int32_t slot) const {
+    return committed_[static_cast<std::size_t>(slot)];
+  }
 
   // Forgets a slot's rows.
   void clear(std::int32_t slot) { committed_[static_cast<std::size_t>(slot)] = 0; }
   // Keeps the next `rows` provisional rows as they are (prompt rows).
   void commit_rows(std::int32_t slot, std::int64_t rows);
-  // Keeps the provisional rows committed + paths[..], in that order, of each slot: row paths[i] moves to committed + i in
-  // every layer. Rows were rotated by position = start + depth, so the move is a plain copy. params.cache is ignored.
+  // Keeps the provisional rows committed + paths[..], in that order, of each slot: row paths[i]
+  // moves to committed + i in every layer. Rows were rotated by position = start + depth, so the
+  // move is a plain copy. params.cache is ignored.
   void commit_paths(const CompactParams& params, std::span<const std::int32_t> slots,
                     std::span<const std::int32_t> path_lengths);
 

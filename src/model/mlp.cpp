@@ -7,7 +7,8 @@ Mlp::Mlp(const WeightStore& weights, const std::string& prefix)
       up_proj_(weights.matrix(prefix + "up_proj.weight")),
       down_proj_(weights.matrix(prefix + "down_proj.weight")) {}
 
-void Mlp::forward(Backend& backend, const ConstTensorView& x, MlpWorkspace& workspace, const TensorView& out) const {
+void Mlp::forward(Backend& backend, const ConstTensorView& x, MlpWorkspace& workspace,
+                  const TensorView& out) const {
   const std::int64_t rows = x.size(0);
   const std::int64_t width = gate_proj_.out_features;
   const DType dtype = backend.activation_dtype();

@@ -1,4 +1,5 @@
-// The SwiGLU feed-forward of dense layers, shared experts and the drafter: down(silu(gate(x)) * up(x)).
+// The SwiGLU feed-forward of dense layers, shared experts and the drafter: down(silu(gate(x)) *
+// up(x)).
 #pragma once
 
 #include <string>
@@ -28,7 +29,8 @@ class Mlp {
   Mlp(const WeightStore& weights, const std::string& prefix);
 
   // x [rows, hidden] -> out [rows, hidden]: the share of the columns that this rank holds.
-  void forward(Backend& backend, const ConstTensorView& x, MlpWorkspace& workspace, const TensorView& out) const;
+  void forward(Backend& backend, const ConstTensorView& x, MlpWorkspace& workspace,
+               const TensorView& out) const;
 
  private:
   WeightView gate_proj_;

@@ -25,12 +25,13 @@ std::int64_t RouterWorkspace::bytes(const ModelConfig& config, std::int64_t max_
   return max_rows * 4 * (config.n_routed_experts + 2 * config.num_experts_per_tok);
 }
 
-Moe::Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t layer, const ExpertPlacement& placement,
-         int rank)
+Moe::Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
+         const ExpertPlacement& placement, int rank)
     : layer_(layer) {
   const std::string prefix = fmt::format("model.layers.{}.mlp.", layer);
   gate_ = weights.matrix(prefix + "gate.weight");
-  router_.scoring = config.scoring_func == "softmax" ? RouterScoring::kSoftmax : RouterScoring::kSigmoid;
+  router_.scoring =
+      config.scoring_func == "softmax" ? RouterScoring::kSoftmax : RouterScoring::kSigmoid;
   router_.method = router_method(config.topk_method);
   router_.n_group = config.n_group;
   router_.topk_group = config.topk_group;
@@ -62,11 +63,12 @@ void Moe::forward(const ModelContext& context, const ConstTensorView& x, RouterW
   router.expert_ids = workspace.expert_ids.rows(rows);
   router.expert_weights = workspace.expert_weights.rows(rows);
   context.backend.router(router);
-  exchange.forward(context, {.x = x, .expert_ids = router.expert_ids, .expert_weights = router.expert_weights},
-                   {.layer = layer_,
-                    .weights = {.gate = expert_gate_, .up = expert_up_, .down = expert_down_},
-                    .shared = shared_.get()},
-                   y);
+  exchange.forward(
+      context, {.x = x, .expert_ids = router.expert_ids, .expert_weights = router.expert_weights},
+      {.layer = layer_,
+       .weights = {.gate = expert_gate_, .up = expert_up_, .down = expert_down_},
+       .shared = shared_.get()},
+      y);
 }
 
 }  // namespace kdtree

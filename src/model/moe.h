@@ -22,8 +22,8 @@ struct RouterWorkspace {
 class Moe {
  public:
   // Reads the experts that `placement` gives to `rank`. `weights` outlives the layer.
-  Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t layer, const ExpertPlacement& placement,
-      int rank);
+  Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
+      const ExpertPlacement& placement, int rank);
 
   // x [rows, hidden], normed -> y [rows, hidden], complete on every rank.
   void forward(const ModelContext& context, const ConstTensorView& x, RouterWorkspace& workspace,

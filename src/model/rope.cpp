@@ -28,13 +28,15 @@ std::vector<double> rope_inverse_frequencies(const RopeConfig& rope, std::int64_
   double high = 0;
   if (rope.yarn) {
     low = std::max(std::floor(correction_dim(rope.beta_fast, rope, rope_dim)), 0.0);
-    high = std::min(std::ceil(correction_dim(rope.beta_slow, rope, rope_dim)), static_cast<double>(rope_dim - 1));
+    high = std::min(std::ceil(correction_dim(rope.beta_slow, rope, rope_dim)),
+                    static_cast<double>(rope_dim - 1));
     if (low == high) {
       high += 0.001;  // the reference's guard against dividing by zero
     }
   }
   for (std::int64_t i = 0; i < pairs; ++i) {
-    const double plain = std::pow(rope.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope_dim));
+    const double plain =
+        std::pow(rope.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope_dim));
     double value = plain;
     if (rope.yarn) {
       const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
@@ -64,7 +66,8 @@ double softmax_scale(const RopeConfig& rope, std::int64_t head_dim) {
   return scale * m * m;
 }
 
-std::vector<float> rope_table(const RopeConfig& rope, std::int64_t rope_dim, std::int64_t num_positions) {
+std::vector<float> rope_table(const RopeConfig& rope, std::int64_t rope_dim,
+                              std::int64_t num_positions) {
   const std::vector<double> frequencies = rope_inverse_frequencies(rope, rope_dim);
   const double amplitude = rope_amplitude(rope);
   const auto pairs = static_cast<std::size_t>(rope_dim / 2);

@@ -8,8 +8,8 @@ namespace {
 constexpr std::int64_t kBitsPerWord = 64;
 }  // namespace
 
-TreeBatchStorage::TreeBatchStorage(Backend& backend, std::int64_t max_rows, std::int64_t max_sequences,
-                                   std::int64_t max_nodes)
+TreeBatchStorage::TreeBatchStorage(Backend& backend, std::int64_t max_rows,
+                                   std::int64_t max_sequences, std::int64_t max_nodes)
     : backend_(backend),
       max_nodes_(max_nodes),
       mask_words_((max_nodes + kBitsPerWord - 1) / kBitsPerWord),
@@ -22,7 +22,8 @@ TreeBatchStorage::TreeBatchStorage(Backend& backend, std::int64_t max_rows, std:
       ancestor_mask_(backend, DType::kInt64, Shape{max_rows, mask_words_}) {
   const auto rows = static_cast<std::size_t>(max_rows);
   const auto sequences = static_cast<std::size_t>(max_sequences);
-  for (std::vector<std::int32_t>* values : {&host_token_ids_, &host_positions_, &host_sequence_index_}) {
+  for (std::vector<std::int32_t>* values :
+       {&host_token_ids_, &host_positions_, &host_sequence_index_}) {
     values->reserve(rows);
   }
   host_slots_.reserve(sequences);
@@ -31,13 +32,14 @@ TreeBatchStorage::TreeBatchStorage(Backend& backend, std::int64_t max_rows, std:
   host_masks_.reserve(rows * static_cast<std::size_t>(mask_words_));
 }
 
-void TreeBatchStorage::append_sequence(const SequenceRows& sequence, std::int32_t index, bool trees) {
+void TreeBatchStorage::append_sequence(const SequenceRows& sequence, std::int32_t index,
+                                       bool trees) {
   const std::size_t first = host_positions_.size();
   const auto words = static_cast<std::size_t>(mask_words_);
-  check(!trees || static_cast<std::int64_t>(sequence.token_ids.size()) <= max_nodes_, "a tree of {} nodes, room for {}",
-        sequence.token_ids.size(), max_nodes_);
-  check(!trees || sequence.parents.size() == sequence.token_ids.size(), "a tree with {} parents for {} nodes",
-        sequence.parents.size(), sequence.token_ids.size());
+  check(!trees || static_cast<std::int64_t>(sequence.token_ids.size()) <= max_nodes_,
+        "a tree of {} nodes, room for {}", sequence.token_ids.size(), max_nodes_);
+  check(!trees || sequence.parents.size() == sequence.token_ids.size(),
+        "a tree with {} parents for {} nodes", sequence.parents.size(), sequence.token_ids.size());
   for (std::size_t node = 0; node < sequence.token_ids.size(); ++node) {
     host_token_ids_.push_back(sequence.token_ids[node]);
     host_sequence_index_.push_back(index);
@@ -60,13 +62,15 @@ void TreeBatchStorage::append_sequence(const SequenceRows& sequence, std::int32_
                   host_masks_.begin() + static_cast<std::ptrdiff_t>(row * words));
     }
     std::int64_t& word = host_masks_[row * words + node / kBitsPerWord];
-    word = static_cast<std::int64_t>(static_cast<std::uint64_t>(word) | (std::uint64_t{1} << (node % kBitsPerWord)));
+    word = static_cast<std::int64_t>(static_cast<std::uint64_t>(word) |
+                                     (std::uint64_t{1} << (node % kBitsPerWord)));
   }
 }
 
 TreeBatch TreeBatchStorage::fill(std::span<const SequenceRows> sequences) {
-  for (std::vector<std::int32_t>* values : {&host_token_ids_, &host_positions_, &host_sequence_index_, &host_slots_,
-                                            &host_prefix_lengths_, &host_row_offsets_}) {
+  for (std::vector<std::int32_t>* values :
+       {&host_token_ids_, &host_positions_, &host_sequence_index_, &host_slots_,
+        &host_prefix_lengths_, &host_row_offsets_}) {
     values->clear();
   }
   host_masks_.clear();
@@ -80,7 +84,8 @@ TreeBatch TreeBatchStorage::fill(std::span<const SequenceRows> sequences) {
     host_row_offsets_.push_back(static_cast<std::int32_t>(host_positions_.size()));
   }
 
-  const auto upload = [this](DeviceTensor& tensor, const std::vector<std::int32_t>& values) -> ConstTensorView {
+  const auto upload = [this](DeviceTensor& tensor,
+                             const std::vector<std::int32_t>& values) -> ConstTensorView {
     tensor.upload(backend_, std::span<const std::int32_t>(values));
     return tensor.rows(static_cast<std::int64_t>(values.size()));
   };
@@ -102,8 +107,8 @@ TreeBatch TreeBatchStorage::fill(std::span<const SequenceRows> sequences) {
 
 std::int64_t TreeBatchStorage::bytes() const {
   std::int64_t sum = 0;
-  for (const DeviceTensor* tensor : {&token_ids_, &positions_, &sequence_index_, &slots_, &prefix_lengths_,
-                                     &row_offsets_, &ancestor_mask_}) {
+  for (const DeviceTensor* tensor : {&token_ids_, &positions_, &sequence_index_, &slots_,
+                                     &prefix_lengths_, &row_offsets_, &ancestor_mask_}) {
     sum += tensor->bytes();
   }
   return sum;

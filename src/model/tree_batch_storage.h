@@ -15,17 +15,19 @@ struct SequenceRows {
   std::int32_t slot = 0;           // place in the caches
   std::int32_t prefix_length = 0;  // committed rows
   std::span<const std::int32_t> token_ids;
-  // Parent index of each node, -1 for the root, parent < node. Empty: a chain (a piece of a prompt, a drafter's block).
+  // Parent index of each node, -1 for the root, parent < node. Empty: a chain (a piece of a prompt,
+  // a drafter's block).
   std::span<const std::int32_t> parents;
 };
 
 class TreeBatchStorage {
  public:
   // Room for max_rows rows of max_sequences sequences, trees of at most max_nodes nodes.
-  TreeBatchStorage(Backend& backend, std::int64_t max_rows, std::int64_t max_sequences, std::int64_t max_nodes);
+  TreeBatchStorage(Backend& backend, std::int64_t max_rows, std::int64_t max_sequences,
+                   std::int64_t max_nodes);
 
-  // Uploads the rows of these sequences; either all have parents or none has. The views stay valid until the next call.
-  // Error if they exceed the room or a tree is malformed.
+  // Uploads the rows of these sequences; either all have parents or none has. The views stay valid
+  // until the next call. Error if they exceed the room or a tree is malformed.
   TreeBatch fill(std::span<const SequenceRows> sequences);
 
   std::int64_t bytes() const;

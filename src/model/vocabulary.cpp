@@ -6,20 +6,22 @@ namespace {
 
 // A contiguous tensor at the start of a flat one.
 TensorView carve(const DeviceTensor& flat, Shape shape) {
-  check(shape.num_elements() <= flat.view().num_elements(), "a tensor {} in room for {} elements", shape.to_string(),
-        flat.view().num_elements());
+  check(shape.num_elements() <= flat.view().num_elements(), "a tensor {} in room for {} elements",
+        shape.to_string(), flat.view().num_elements());
   return {flat.view().raw(), flat.view().dtype(), shape};
 }
 
 }  // namespace
 
-Vocabulary::Vocabulary(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
-                       const Range& part, const VocabularyLimits& limits)
+Vocabulary::Vocabulary(const ModelContext& context, const ModelConfig& config,
+                       const WeightStore& weights, const Range& part,
+                       const VocabularyLimits& limits)
     : context_(context),
       vocab_size_(config.vocab_size),
       part_(part),
       embedding_(weights.matrix("model.embed_tokens.weight")),
-      head_(weights.matrix(config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")) {
+      head_(weights.matrix(config.tie_word_embeddings ? "model.embed_tokens.weight"
+                                                      : "lm_head.weight")) {
   Backend& backend = context.backend;
   const std::int64_t candidates = limits.max_candidates;
   const std::int64_t ranks = context.communicator.world_size();
@@ -32,7 +34,8 @@ Vocabulary::Vocabulary(const ModelContext& context, const ModelConfig& config, c
 }
 
 std::int64_t Vocabulary::bytes(const VocabularyLimits& limits, const Range& part, int world_size) {
-  return 4 * (limits.max_rows * part.size() + (world_size + 1) * 2 * limits.max_candidates + world_size * limits.max_rows * 2);
+  return 4 * (limits.max_rows * part.size() + (world_size + 1) * 2 * limits.max_candidates +
+              world_size * limits.max_rows * 2);
 }
 
 void Vocabulary::embed(const ConstTensorView& token_ids, const TensorView& out) const {
@@ -47,7 +50,8 @@ ConstTensorView Vocabulary::logits(const ConstTensorView& hidden) {
   return logits;
 }
 
-Vocabulary::TopK Vocabulary::merged_top_k(const ConstTensorView& hidden, std::int64_t k, bool log_probs) {
+Vocabulary::TopK Vocabulary::merged_top_k(const ConstTensorView& hidden, std::int64_t k,
+                                          bool log_probs) {
   check(k > 0 && k <= vocab_size_, "top {} of a vocabulary of {}", k, vocab_size_);
   Backend& backend = context_.backend;
   Communicator& communicator = context_.communicator;

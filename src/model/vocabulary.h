@@ -1,4 +1,5 @@
-// Embedding and output head, split over the ranks by rows of the vocabulary; results carry global token ids.
+// Embedding and output head, split over the ranks by rows of the vocabulary; results carry global
+// token ids.
 #pragma once
 
 #include "config/model_config.h"
@@ -18,15 +19,16 @@ struct VocabularyLimits {
 class Vocabulary {
  public:
   // `weights` outlives the object.
-  Vocabulary(const ModelContext& context, const ModelConfig& config, const WeightStore& weights, const Range& part,
-             const VocabularyLimits& limits);
+  Vocabulary(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
+             const Range& part, const VocabularyLimits& limits);
 
   std::int64_t size() const { return vocab_size_; }
 
   // out [rows, hidden] = embeddings of token_ids [rows], complete on every rank.
   void embed(const ConstTensorView& token_ids, const TensorView& out) const;
 
-  // Candidates of each row, descending by value, ties to the lower id; equal on every rank; valid until the next call.
+  // Candidates of each row, descending by value, ties to the lower id; equal on every rank; valid
+  // until the next call.
   struct TopK {
     ConstTensorView values;  // [rows, k] float32: logits or log-probabilities
     ConstTensorView ids;     // [rows, k] int32

@@ -7,7 +7,8 @@ namespace kdtree {
 namespace {
 
 // Layout of the accept block, in int32 words: header, then per-sequence arrays.
-constexpr std::int64_t kHeaderWords = 4;  // next action, prefill slot, prefill request, number of sequences
+constexpr std::int64_t kHeaderWords =
+    4;  // next action, prefill slot, prefill request, number of sequences
 
 std::int32_t* int32_at(const DeviceTensor& block, std::int64_t offset) {
   return block.view().data<std::int32_t>() + offset;
@@ -50,7 +51,8 @@ std::vector<DraftTree> TreeBlock::download(Backend& backend, std::int64_t num_se
   for (std::int64_t i = 0; i < num_sequences; ++i) {
     DraftTree& tree = trees[static_cast<std::size_t>(i)];
     const std::int64_t nodes = host_[static_cast<std::size_t>(i)];
-    check(nodes >= 1 && nodes <= max_nodes_, "tree {} of a step has {} nodes, room for {}", i, nodes, max_nodes_);
+    check(nodes >= 1 && nodes <= max_nodes_, "tree {} of a step has {} nodes, room for {}", i,
+          nodes, max_nodes_);
     const auto first = host_.begin() + max_sequences_ + i * max_nodes_;
     tree.token_ids.assign(first, first + nodes);
     tree.parents.assign(first + plane, first + plane + nodes);
@@ -69,7 +71,9 @@ TensorView AcceptBlock::carve(std::int64_t offset, Shape shape) const {
   return {int32_at(block_, kHeaderWords + offset), DType::kInt32, shape};
 }
 
-TensorView AcceptBlock::path_lengths(std::int64_t num_sequences) const { return carve(0, Shape{num_sequences}); }
+TensorView AcceptBlock::path_lengths(std::int64_t num_sequences) const {
+  return carve(0, Shape{num_sequences});
+}
 
 TensorView AcceptBlock::bonus_tokens(std::int64_t num_sequences) const {
   return carve(max_sequences_, Shape{num_sequences});
@@ -88,7 +92,8 @@ std::vector<AcceptedSequence> AcceptBlock::download(Backend& backend, std::int64
   for (std::int64_t i = 0; i < num_sequences; ++i) {
     AcceptedSequence& sequence = sequences[static_cast<std::size_t>(i)];
     const std::int64_t length = words[i];
-    check(length >= 0 && length <= max_path_, "an accepted path of {} nodes, room for {}", length, max_path_);
+    check(length >= 0 && length <= max_path_, "an accepted path of {} nodes, room for {}", length,
+          max_path_);
     const auto path = words + 3 * max_sequences_ + i * max_path_;
     sequence.path.assign(path, path + length);
     sequence.bonus_token = words[max_sequences_ + i];
@@ -110,7 +115,8 @@ void AcceptBlock::upload(Backend& backend, const StepDecision& decision) {
     words[i] = static_cast<std::int32_t>(sequence.path.size());
     words[max_sequences_ + i] = sequence.bonus_token;
     words[2 * max_sequences_ + i] = sequence.finished ? 1 : 0;
-    std::copy(sequence.path.begin(), sequence.path.end(), words + 3 * max_sequences_ + i * max_path_);
+    std::copy(sequence.path.begin(), sequence.path.end(),
+              words + 3 * max_sequences_ + i * max_path_);
   }
   block_.upload(backend, std::span<const std::int32_t>(host_));
 }
@@ -123,8 +129,8 @@ StepDecision AcceptBlock::download_decision(Backend& backend) {
   decision.prefill_slot = host_[1];
   decision.prefill_request = host_[2];
   const std::int64_t num_sequences = host_[3];
-  check(num_sequences >= 0 && num_sequences <= max_sequences_, "a decision for {} sequences, room for {}",
-        num_sequences, max_sequences_);
+  check(num_sequences >= 0 && num_sequences <= max_sequences_,
+        "a decision for {} sequences, room for {}", num_sequences, max_sequences_);
   decision.sequences = download(backend, num_sequences);
   return decision;
 }

@@ -56,7 +56,8 @@ struct StepDecision {
   std::int32_t prefill_request = 0;  // kPrefill only
 };
 
-// Second control block: acceptance, stops and what comes next, one fixed-size tensor that is broadcast as it is.
+// Second control block: acceptance, stops and what comes next, one fixed-size tensor that is
+// broadcast as it is.
 class AcceptBlock {
  public:
   AcceptBlock(Backend& backend, std::int64_t max_sequences, std::int64_t max_path);

@@ -1,9 +1,9 @@
 #include "speculative/drafter.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-
-#include <fmt/format.h>
 
 #include "model/rope.h"
 
@@ -23,7 +23,8 @@ struct Drafter::Layer {
 
 namespace {
 
-DeviceTensor upload_rope_table(Backend& backend, const DrafterConfig& config, std::int64_t num_positions) {
+DeviceTensor upload_rope_table(Backend& backend, const DrafterConfig& config,
+                               std::int64_t num_positions) {
   const std::vector<float> table = rope_table(config.rope, config.head_dim, num_positions);
   DeviceTensor tensor(backend, DType::kFloat32, Shape{num_positions, config.head_dim});
   tensor.upload(backend, std::span<const float>(table));
@@ -32,7 +33,8 @@ DeviceTensor upload_rope_table(Backend& backend, const DrafterConfig& config, st
 }
 
 // Local key/value head that each local query head reads.
-std::vector<std::int32_t> local_kv_heads(const DrafterConfig& config, const DrafterPartition& partition) {
+std::vector<std::int32_t> local_kv_heads(const DrafterConfig& config,
+                                         const DrafterPartition& partition) {
   const std::int64_t group = config.num_attention_heads / config.num_key_value_heads;
   std::vector<std::int32_t> heads;
   for (std::int64_t head = partition.heads.begin; head < partition.heads.end; ++head) {
@@ -62,8 +64,9 @@ std::int64_t Drafter::max_rows() const {
   return std::max(options_.max_context_rows, options_.num_slots * config_.block_size);
 }
 
-Drafter::Drafter(const ModelContext& context, const DrafterConfig& config, const WeightStore& weights,
-                 const DrafterPartition& partition, Vocabulary& vocabulary, const DrafterOptions& options)
+Drafter::Drafter(const ModelContext& context, const DrafterConfig& config,
+                 const WeightStore& weights, const DrafterPartition& partition,
+                 Vocabulary& vocabulary, const DrafterOptions& options)
     : context_(context),
       config_(config),
       vocabulary_(vocabulary),
@@ -75,7 +78,8 @@ Drafter::Drafter(const ModelContext& context, const DrafterConfig& config, const
       hidden_norm_(weights.vector("hidden_norm.weight")),
       norm_(weights.vector("norm.weight")),
       rope_table_(upload_rope_table(context.backend, config, options.capacity)),
-      kv_head_of_(context.backend, std::span<const std::int32_t>(local_kv_heads(config, partition))),
+      kv_head_of_(context.backend,
+                  std::span<const std::int32_t>(local_kv_heads(config, partition))),
       keys_(context.backend, cache_sizes(config, partition, options)),
       values_(context.backend, cache_sizes(config, partition, options)),
       batch_storage_(context.backend, max_rows(), options.num_slots, 1) {
@@ -84,22 +88,24 @@ Drafter::Drafter(const ModelContext& context, const DrafterConfig& config, const
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const std::string prefix = fmt::format("layers.{}.", layer);
     const std::string attention = prefix + "self_attn.";
-    layers_.push_back({.input_layernorm = weights.vector(prefix + "input_layernorm.weight"),
-                       .q_proj = weights.matrix(attention + "q_proj.weight"),
-                       .k_proj = weights.matrix(attention + "k_proj.weight"),
-                       .v_proj = weights.matrix(attention + "v_proj.weight"),
-                       .o_proj = weights.matrix(attention + "o_proj.weight"),
-                       .q_norm = weights.vector(attention + "q_norm.weight"),
-                       .k_norm = weights.vector(attention + "k_norm.weight"),
-                       .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
-                       .mlp = Mlp(weights, prefix + "mlp.")});
+    layers_.push_back(
+        {.input_layernorm = weights.vector(prefix + "input_layernorm.weight"),
+         .q_proj = weights.matrix(attention + "q_proj.weight"),
+         .k_proj = weights.matrix(attention + "k_proj.weight"),
+         .v_proj = weights.matrix(attention + "v_proj.weight"),
+         .o_proj = weights.matrix(attention + "o_proj.weight"),
+         .q_norm = weights.vector(attention + "q_norm.weight"),
+         .k_norm = weights.vector(attention + "k_norm.weight"),
+         .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
+         .mlp = Mlp(weights, prefix + "mlp.")});
   }
   const std::int64_t block_rows = options.num_slots * config.block_size;
   const std::int64_t predictions = options.num_slots * config.draft_horizon();
   const std::int64_t query_width = num_heads_ * config.head_dim;
   const std::int64_t kv_width = num_key_value_heads_ * config.head_dim;
   mlp_workspace_ = MlpWorkspace(backend, partition.intermediate.size(), block_rows);
-  context_hidden_ = DeviceTensor(backend, dtype, Shape{options.max_context_rows, config.hidden_size});
+  context_hidden_ =
+      DeviceTensor(backend, dtype, Shape{options.max_context_rows, config.hidden_size});
   hidden_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
   normed_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
   delta_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
@@ -114,7 +120,8 @@ Drafter::Drafter(const ModelContext& context, const DrafterConfig& config, const
 Drafter::~Drafter() = default;
 
 std::int64_t Drafter::workspace_bytes(const Backend& backend, const DrafterConfig& config,
-                                      const DrafterPartition& partition, const DrafterOptions& options) {
+                                      const DrafterPartition& partition,
+                                      const DrafterOptions& options) {
   const std::int64_t block_rows = options.num_slots * config.block_size;
   const std::int64_t rows = std::max(options.max_context_rows, block_rows);
   const std::int64_t values =
@@ -130,7 +137,8 @@ void Drafter::clear(std::int32_t slot) {
   values_.clear(slot);
 }
 
-void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x, const TreeBatch& batch) {
+void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x,
+                                const TreeBatch& batch) {
   Backend& backend = context_.backend;
   const Layer& weights = layers_[layer];
   const auto index = static_cast<std::int64_t>(layer);
@@ -138,7 +146,8 @@ void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x, con
   const TensorView v = v_.rows(batch.num_rows);
   backend.linear(weights.k_proj, x, k);
   backend.linear(weights.v_proj, x, v);
-  norm_heads(backend, k, weights.k_norm, static_cast<float>(config_.rms_norm_eps), config_.head_dim);
+  norm_heads(backend, k, weights.k_norm, static_cast<float>(config_.rms_norm_eps),
+             config_.head_dim);
   backend.rope({.x = k,
                 .num_heads = num_key_value_heads_,
                 .head_stride = config_.head_dim,
@@ -153,26 +162,30 @@ void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x, con
 void Drafter::append_context(const ConstTensorView& taps, std::span<const ContextRows> sequences) {
   Backend& backend = context_.backend;
   host_sequences_.clear();
-  host_tokens_.assign(static_cast<std::size_t>(taps.size(0)), 0);  // context rows have no token of their own
+  host_tokens_.assign(static_cast<std::size_t>(taps.size(0)),
+                      0);  // context rows have no token of their own
   std::size_t first = 0;
   for (const ContextRows& sequence : sequences) {
     const auto count = static_cast<std::size_t>(sequence.num_rows);
-    host_sequences_.push_back({.slot = sequence.slot,
-                               .prefix_length = static_cast<std::int32_t>(keys_.committed(sequence.slot)),
-                               .token_ids = std::span<const std::int32_t>(host_tokens_).subspan(first, count),
-                               .parents = {}});
+    host_sequences_.push_back(
+        {.slot = sequence.slot,
+         .prefix_length = static_cast<std::int32_t>(keys_.committed(sequence.slot)),
+         .token_ids = std::span<const std::int32_t>(host_tokens_).subspan(first, count),
+         .parents = {}});
     first += count;
   }
   const TreeBatch batch = batch_storage_.fill(host_sequences_);
-  check(batch.num_rows == taps.size(0), "{} tapped rows for {} context rows", taps.size(0), batch.num_rows);
+  check(batch.num_rows == taps.size(0), "{} tapped rows for {} context rows", taps.size(0),
+        batch.num_rows);
 
-  // fc is split by output rows: each rank fills its columns of a zeroed tensor, and the sum (of one value and zeros) is
-  // exact.
+  // fc is split by output rows: each rank fills its columns of a zeroed tensor, and the sum (of one
+  // value and zeros) is exact.
   const TensorView context_hidden = context_hidden_.rows(batch.num_rows);
   backend.fill_zero(context_hidden);
   backend.linear(fc_, taps, context_hidden.columns(fc_rows_.begin, fc_rows_.size()));
   context_.all_reduce_sum(context_hidden, {.what = "drafter context"});
-  backend.rms_norm(context_hidden, hidden_norm_, static_cast<float>(config_.rms_norm_eps), context_hidden);
+  backend.rms_norm(context_hidden, hidden_norm_, static_cast<float>(config_.rms_norm_eps),
+                   context_hidden);
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     write_keys_values(layer, context_hidden, batch);
   }
@@ -203,16 +216,17 @@ void Drafter::block_layer(std::size_t layer, const TensorView& hidden, const Tre
                 .cos_sin = rope_table_.view(),
                 .layout = RopeLayout::kHalfSplit});
   write_keys_values(layer, normed, batch);
-  backend.block_attention({.num_heads = num_heads_,
-                           .num_key_value_heads = num_key_value_heads_,
-                           .head_dim = config_.head_dim,
-                           .kv_head_of = kv_head_of_.view(),
-                           .softmax_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.head_dim))),
-                           .query = q,
-                           .key_cache = keys_.layer(index),
-                           .value_cache = values_.layer(index),
-                           .batch = batch,
-                           .output = o});
+  backend.block_attention(
+      {.num_heads = num_heads_,
+       .num_key_value_heads = num_key_value_heads_,
+       .head_dim = config_.head_dim,
+       .kv_head_of = kv_head_of_.view(),
+       .softmax_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.head_dim))),
+       .query = q,
+       .key_cache = keys_.layer(index),
+       .value_cache = values_.layer(index),
+       .batch = batch,
+       .output = o});
   backend.linear(weights.o_proj, o, delta);
   context_.all_reduce_sum(delta, {.what = "drafter attention", .layer = index});
   backend.add(hidden, delta);
@@ -230,10 +244,12 @@ Vocabulary::TopK Drafter::draft(std::span<const Root> roots, std::int64_t num_ca
   host_tokens_.assign(roots.size() * block_size, static_cast<std::int32_t>(config_.mask_token_id));
   for (std::size_t i = 0; i < roots.size(); ++i) {
     host_tokens_[i * block_size] = roots[i].token;
-    host_sequences_.push_back({.slot = roots[i].slot,
-                               .prefix_length = static_cast<std::int32_t>(keys_.committed(roots[i].slot)),
-                               .token_ids = std::span<const std::int32_t>(host_tokens_).subspan(i * block_size, block_size),
-                               .parents = {}});
+    host_sequences_.push_back(
+        {.slot = roots[i].slot,
+         .prefix_length = static_cast<std::int32_t>(keys_.committed(roots[i].slot)),
+         .token_ids =
+             std::span<const std::int32_t>(host_tokens_).subspan(i * block_size, block_size),
+         .parents = {}});
     for (std::size_t slot = 1; slot < block_size; ++slot) {
       host_rows_.push_back(static_cast<std::int32_t>(i * block_size + slot));
     }

@@ -1,9 +1,9 @@
 // The DFlash block-diffusion drafter: one pass proposes candidates for all slots of a block.
 //
-// The drafter attends bidirectionally over the keys and values of the committed context, which it makes from the target's
-// tapped hidden states, and over its own block [root, MASK, ...]. Slot i of the block predicts the token at its own
-// position; slot 0's prediction is dropped. Embedding and head are the target's. Source: Chen et al. 2026 (DFlash) and
-// its published program.
+// The drafter attends bidirectionally over the keys and values of the committed context, which it
+// makes from the target's tapped hidden states, and over its own block [root, MASK, ...]. Slot i of
+// the block predicts the token at its own position; slot 0's prediction is dropped. Embedding and
+// head are the target's. Source: Chen et al. 2026 (DFlash) and its published program.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ struct DrafterOptions {
   std::int64_t max_context_rows = 0;  // rows of one append_context call
 };
 
-// Tensor parallel: query heads, feed-forward and fc are split over the ranks; a rank may have no head.
+// Tensor parallel: query heads, feed-forward and fc are split over the ranks; a rank may have no
+// head.
 class Drafter {
  public:
   // config, weights and vocabulary (the target's) outlive the drafter.
@@ -46,27 +47,30 @@ class Drafter {
     std::int32_t slot = 0;
     std::int64_t num_rows = 0;
   };
-  // taps [sum of num_rows, taps * hidden], sequence after sequence. Adds their keys and values to every layer's context.
+  // taps [sum of num_rows, taps * hidden], sequence after sequence. Adds their keys and values to
+  // every layer's context.
   void append_context(const ConstTensorView& taps, std::span<const ContextRows> sequences);
 
   struct Root {
     std::int32_t slot = 0;
     std::int32_t token = 0;
   };
-  // Log-probabilities of the `num_candidates` best tokens of each slot 1..draft_horizon of each sequence,
-  // [sequences * draft_horizon, num_candidates]; equal on every rank, valid until the vocabulary's next call. Leaves the
-  // context as it was.
+  // Log-probabilities of the `num_candidates` best tokens of each slot 1..draft_horizon of each
+  // sequence, [sequences * draft_horizon, num_candidates]; equal on every rank, valid until the
+  // vocabulary's next call. Leaves the context as it was.
   Vocabulary::TopK draft(std::span<const Root> roots, std::int64_t num_candidates);
 
   static std::int64_t workspace_bytes(const Backend& backend, const DrafterConfig& config,
-                                      const DrafterPartition& partition, const DrafterOptions& options);
+                                      const DrafterPartition& partition,
+                                      const DrafterOptions& options);
   static CacheSizes cache_sizes(const DrafterConfig& config, const DrafterPartition& partition,
                                 const DrafterOptions& options);
 
  private:
   struct Layer;
 
-  // Keys of `x` [rows, hidden] normed and rotated, values; both into the layer's caches at the batch's rows.
+  // Keys of `x` [rows, hidden] normed and rotated, values; both into the layer's caches at the
+  // batch's rows.
   void write_keys_values(std::size_t layer, const ConstTensorView& x, const TreeBatch& batch);
   void block_layer(std::size_t layer, const TensorView& hidden, const TreeBatch& batch);
   std::int64_t max_rows() const;

@@ -1,0 +1,115 @@
+// Ops that move or combine rows: embed, gather_rows, add_rows, add, swiglu.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/scalar_math.h"
+#include "kernels/cpu/shapes.h"
+#include "kernels/cpu/weights.h"
+
+namespace kdtree {
+
+void CpuBackend::embed(const WeightView& table, std::int64_t first_row, ConstTensorView token_ids,
+                       TensorView out) {
+  expect_matrix("embed's out", out, DType::kFloat32);
+  const std::int64_t rows = out.size(0);
+  const std::int64_t cols = table.in_features;
+  check_weight("embedding table", table);
+  check(table.format != WeightFormat::kInt4Group, "embedding tables in INT4 are not supported");
+  expect_tensor("embed's out", out, DType::kFloat32, Shape{rows, cols});
+  const auto ids = read_indices("token_ids", token_ids, rows);
+  parallel_for(num_threads_, {rows, rows * cols}, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t row = ids[static_cast<std::size_t>(r)] - first_row;
+      if (row >= 0 && row < table.out_features) {
+        decode_weights(table, row, 0, cols, out.row<float>(r));
+      } else {
+        std::fill_n(out.row<float>(r), cols, 0.0F);
+      }
+    }
+  });
+}
+
+void CpuBackend::gather_rows(ConstTensorView source, ConstTensorView indices, TensorView out) {
+  const DType dtype = source.dtype();
+  expect_matrix("gather_rows' source", source, dtype);
+  expect_matrix("gather_rows' out", out, dtype);
+  const std::int64_t rows = out.size(0);
+  const std::int64_t cols = source.size(1);
+  expect_tensor("gather_rows' out", out, dtype, Shape{rows, cols});
+  const auto from = read_indices("gather_rows' indices", indices, rows);
+  check_indices("gather_rows' indices", from, source.size(0));
+  const auto* source_bytes = static_cast<const std::byte*>(source.raw());
+  auto* out_bytes = static_cast<std::byte*>(out.raw());
+  const std::int64_t source_stride = source.row_stride() * dtype_bytes(dtype);
+  const std::int64_t out_stride = out.row_stride() * dtype_bytes(dtype);
+  const auto row_bytes = static_cast<std::size_t>(cols * dtype_bytes(dtype));
+  if (row_bytes == 0) {
+    return;
+  }
+  parallel_for(num_threads_, {rows, rows * cols}, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      std::memcpy(out_bytes + r * out_stride,
+                  source_bytes + from[static_cast<std::size_t>(r)] * source_stride, row_bytes);
+    }
+  });
+}
+
+void CpuBackend::add_rows(ConstTensorView source, ConstTensorView indices, TensorView target) {
+  expect_matrix("add_rows' source", source, DType::kFloat32);
+  expect_matrix("add_rows' target", target, DType::kFloat32);
+  const std::int64_t rows = source.size(0);
+  const std::int64_t cols = source.size(1);
+  expect_tensor("add_rows' target", target, DType::kFloat32, Shape{target.size(0), cols});
+  const auto to = read_indices("add_rows' indices", indices, rows);
+  check_indices("add_rows' indices", to, target.size(0));
+  // Shared by columns: rows that are named several times stay in order.
+  parallel_for(num_threads_, {cols, rows * cols}, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* from = source.row<float>(r);
+      float* sum = target.row<float>(to[static_cast<std::size_t>(r)]);
+      for (std::int64_t c = begin; c < end; ++c) {
+        sum[c] += from[c];
+      }
+    }
+  });
+}
+
+void CpuBackend::add(TensorView x, ConstTensorView delta) {
+  expect_matrix("add's x", x, DType::kFloat32);
+  expect_tensor("add's delta", delta, DType::kFloat32, x.shape());
+  const std::int64_t rows = x.size(0);
+  const std::int64_t cols = x.size(1);
+  parallel_for(num_threads_, {rows, rows * cols}, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      float* to = x.row<float>(r);
+      const float* from = delta.row<float>(r);
+      for (std::int64_t c = 0; c < cols; ++c) {
+        to[c] += from[c];
+      }
+    }
+  });
+}
+
+void CpuBackend::swiglu(ConstTensorView gate, ConstTensorView up, TensorView y) {
+  expect_matrix("swiglu's y", y, DType::kFloat32);
+  expect_tensor("swiglu's gate", gate, DType::kFloat32, y.shape());
+  expect_tensor("swiglu's up", up, DType::kFloat32, y.shape());
+  const std::int64_t rows = y.size(0);
+  const std::int64_t cols = y.size(1);
+  parallel_for(num_threads_, {rows, rows * cols * kExpWork},
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t r = begin; r < end; ++r) {
+                   const float* gates = gate.row<float>(r);
+                   const float* ups = up.row<float>(r);
+                   float* to = y.row<float>(r);
+                   for (std::int64_t c = 0; c < cols; ++c) {
+                     to[c] = silu(gates[c]) * ups[c];
+                   }
+                 }
+               });
+}
+
+}  // namespace kdtree

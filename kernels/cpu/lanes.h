@@ -1,0 +1,124 @@
+// Sums in a fixed order that vector units can follow: element i of a dot product belongs to lane i
+// % 8, a lane adds its elements in ascending order, and the eight lanes are added as a fixed tree.
+// Every dot product of the backend runs so, whatever tile it is computed in, so that its bits
+// depend on its two operands alone.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+// The same loops compiled twice, for AVX2 and for any x86-64; the loader picks. Neither fuses
+// multiply and add, and lanes are lanes in both: the bits are equal.
+#if defined(__x86_64__)
+#define KDTREE_SIMD_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define KDTREE_SIMD_CLONES
+#endif
+// Helpers must become part of the clone that calls them.
+#define KDTREE_INLINE inline __attribute__((always_inline))
+
+namespace kdtree {
+
+inline constexpr std::int64_t kLanes = 8;
+
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
+using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
+using WordLanes = std::uint32_t __attribute__((vector_size(kLanes * sizeof(std::uint32_t))));
+using HalfWordLanes = std::uint16_t __attribute__((vector_size(kLanes * sizeof(std::uint16_t))));
+
+// Lanes travel by reference: by value they would change the calling convention between the clones.
+KDTREE_INLINE void load_lanes(const float* from, Lanes& lanes) {
+  std::memcpy(&lanes, from, sizeof(Lanes));
+}
+
+// The first `count` lanes from memory, zeros behind them.
+KDTREE_INLINE void load_lanes(const float* from, std::int64_t count, Lanes& lanes) {
+  lanes = Lanes{};
+  std::memcpy(&lanes, from, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+KDTREE_INLINE void store_lanes(const Lanes& lanes, float* to) {
+  std::memcpy(to, &lanes, sizeof(Lanes));
+}
+
+KDTREE_INLINE float sum_lanes(const Lanes& v) {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+// sums[r * kOutputs + o] += x[r][0..n) * w[o][0..n), lane by lane. A longer dot product may be cut
+// at multiples of kLanes.
+template <int kRows, int kOutputs>
+KDTREE_INLINE void accumulate_dots(const float* const (&x)[kRows],
+                                   const float* const (&w)[kOutputs], std::int64_t n, Lanes* sums) {
+  Lanes local[kRows][kOutputs];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      local[r][o] = sums[r * kOutputs + o];
+    }
+  }
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    Lanes values[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      load_lanes(x[r] + i, values[r]);
+    }
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      Lanes weights;
+      load_lanes(w[o] + i, weights);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        local[r][o] += weights * values[r];
+      }
+    }
+  }
+  if (i < n) {
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      Lanes weights;
+      load_lanes(w[o] + i, n - i, weights);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        Lanes values;
+        load_lanes(x[r] + i, n - i, values);
+        local[r][o] += weights * values;
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      sums[r * kOutputs + o] = local[r][o];
+    }
+  }
+}
+
+// out[c] += factors[j] * rows[j][c] for all c in [0, n), in ascending j for each c.
+template <int kRows>
+KDTREE_INLINE void add_scaled(const float* factors, const float* const (&rows)[kRows],
+                              std::int64_t n, float* out) {
+  std::int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    Lanes sum;
+    load_lanes(out + c, sum);
+#pragma GCC unroll 8
+    for (int j = 0; j < kRows; ++j) {
+      Lanes row;
+      load_lanes(rows[j] + c, row);
+      sum += factors[j] * row;
+    }
+    store_lanes(sum, out + c);
+  }
+  for (; c < n; ++c) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kRows; ++j) {
+      out[c] += factors[j] * rows[j][c];
+    }
+  }
+}
+
+}  // namespace kdtree

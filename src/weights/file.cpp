@@ -1,0 +1,90 @@
+#include "weights/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+
+namespace kdtree {
+
+namespace {
+
+// One read or write call moves at most some 2 GB on Linux; smaller pieces are as quick.
+constexpr std::int64_t kMaxCallBytes = std::int64_t{1} << 30;
+constexpr int kFileMode = 0644;
+
+}  // namespace
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  require_input(descriptor_ >= 0, "{}: {}", path_, std::strerror(errno));
+  struct stat status {};
+  const bool regular = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
+  if (!regular) {
+    ::close(descriptor_);
+    fail_input("{}: not a regular file", path_);
+  }
+  size_ = status.st_size;
+}
+
+InputFile::~InputFile() { ::close(descriptor_); }
+
+void InputFile::read(std::int64_t offset, std::int64_t bytes, void* target) const {
+  auto* place = static_cast<char*>(target);
+  while (bytes > 0) {
+    const auto count = static_cast<std::size_t>(std::min(bytes, kMaxCallBytes));
+    const ssize_t done = ::pread(descriptor_, place, count, offset);
+    if (done < 0 && errno == EINTR) {
+      continue;
+    }
+    require_input(done >= 0, "{}: reading at byte {}: {}", path_, offset, std::strerror(errno));
+    require_input(done > 0, "{}: ends at byte {}, {} more bytes expected", path_, offset, bytes);
+    place += done;
+    offset += done;
+    bytes -= done;
+  }
+}
+
+OutputFile::OutputFile(std::string path)
+    : path_(std::move(path)), temporary_(fmt::format("{}.partial-{}", path_, ::getpid())) {
+  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kFileMode);
+  check(descriptor_ >= 0, "{}: {}", temporary_, std::strerror(errno));
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+    ::unlink(temporary_.c_str());
+  }
+}
+
+void OutputFile::write(std::int64_t offset, const void* data, std::int64_t bytes) {
+  const auto* place = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const auto count = static_cast<std::size_t>(std::min(bytes, kMaxCallBytes));
+    const ssize_t done = ::pwrite(descriptor_, place, count, offset);
+    if (done < 0 && errno == EINTR) {
+      continue;
+    }
+    check(done > 0, "{}: writing at byte {}: {}", temporary_, offset, std::strerror(errno));
+    place += done;
+    offset += done;
+    bytes -= done;
+  }
+}
+
+void OutputFile::finish(std::int64_t bytes) {
+  check(::ftruncate(descriptor_, bytes) == 0 && ::fsync(descriptor_) == 0, "{}: {}", temporary_,
+        std::strerror(errno));
+  check(::rename(temporary_.c_str(), path_.c_str()) == 0, "{} to {}: {}", temporary_, path_,
+        std::strerror(errno));
+  ::close(std::exchange(descriptor_, -1));
+}
+
+}  // namespace kdtree

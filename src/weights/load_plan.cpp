@@ -1,0 +1,217 @@
+#include "weights/load_plan.h"
+
+#include <unordered_map>
+
+#include "core/check.h"
+#include "weights/number_formats.h"
+#include "weights/raw_tensor.h"
+
+namespace kdtree {
+
+namespace {
+
+constexpr std::int64_t kDeviceAlignment = 256;
+
+class Planner {
+ public:
+  explicit Planner(const PlanInput& input)
+      : input_(input), resolver_(input.tensors, input.origin, input.quantization) {
+    std::int64_t number = 0;
+    for (const auto& [name, tensor] : input.tensors) {
+      number_of_.emplace(&tensor, number++);
+    }
+  }
+
+  LoadPlan run() {
+    bool any_quantized = false;
+    for (const TensorSpec& spec : input_.specs) {
+      const StoredCopies copies = resolver_.resolve(spec);
+      any_quantized = any_quantized || copies.quantized.has_value();
+      if (spec.tied) {
+        plan_.aliases.emplace_back(spec.name, "model.embed_tokens.weight");
+      } else {
+        plan_tensor(spec, choose(spec, copies));
+      }
+    }
+    resolver_.require_nothing_left();
+    require_input(input_.options.weights != WeightsChoice::kQuantized || any_quantized,
+                  "{}: quantised weights were asked for, but it holds none", input_.origin);
+    return std::move(plan_);
+  }
+
+ private:
+  const StoredCopy& choose(const TensorSpec& spec, const StoredCopies& copies) const {
+    const bool original = input_.options.weights == WeightsChoice::kOriginal || !copies.quantized;
+    require_input(!original || copies.original,
+                  "{} is stored as INT4 only, but original weights were asked for",
+                  tensor_place(input_.origin, spec.name));
+    return original ? *copies.original : *copies.quantized;
+  }
+
+  void plan_tensor(const TensorSpec& spec, const StoredCopy& copy) {
+    check_cuts(spec, copy);
+    if (spec.expert >= 0) {
+      check(input_.placement != nullptr, "routed experts without a placement");
+      if (input_.placement->rank_of(spec.expert) != input_.options.rank) {
+        return;
+      }
+    }
+    if (spec.is_vector()) {
+      plan_vector(spec, copy);
+    } else {
+      plan_matrix(spec, copy);
+    }
+  }
+
+  // Columns of packed rows can be divided between groups only.
+  void check_cuts(const TensorSpec& spec, const StoredCopy& copy) const {
+    if (copy.form != StorageForm::kInt4 || !spec.split.by_columns || spec.expert >= 0 ||
+        input_.options.world_size == 1) {
+      return;
+    }
+    const Range part = part_of(spec);
+    const bool heads = spec.split.part == PartOf::kHeads;
+    require_input(!heads || spec.split.unit % copy.group_size == 0,
+                  "{}: INT4 groups of {} columns span attention heads of {} columns: it cannot be "
+                  "divided over {} ranks",
+                  tensor_place(input_.origin, spec.name), copy.group_size, spec.split.unit,
+                  input_.options.world_size);
+    check(part.begin % copy.group_size == 0 && part.end % copy.group_size == 0,
+          "{}: columns [{}, {}) cut groups of {}", spec.name, part.begin, part.end,
+          copy.group_size);
+  }
+
+  // This rank's rows or columns.
+  Range part_of(const TensorSpec& spec) const {
+    const Range part = input_.parts[static_cast<std::size_t>(spec.split.part)];
+    return {part.begin * spec.split.unit, part.end * spec.split.unit};
+  }
+
+  void plan_vector(const TensorSpec& spec, const StoredCopy& copy) {
+    const std::int64_t size = spec.shape[0];
+    LoadRegion region = make_region(spec, *copy.values, {0, 1}, {0, size});
+    region.total_columns = size;
+    set_float_output(region, DType::kFloat32);
+    plan_.vectors.push_back({spec.name, size, add_region(spec, region)});
+  }
+
+  void plan_matrix(const TensorSpec& spec, const StoredCopy& copy) {
+    Range rows{0, spec.shape[0]};
+    Range columns{0, spec.shape[1]};
+    if (spec.split.part != PartOf::kNothing) {
+      (spec.split.by_columns ? columns : rows) = part_of(spec);
+    }
+    PlannedMatrix matrix{.name = spec.name, .view = {}};
+    matrix.view.out_features = rows.size();
+    matrix.view.in_features = columns.size();
+    if (copy.form == StorageForm::kInt4 && !spec.dequantize) {
+      plan_packed(spec, copy, {rows, columns}, matrix);
+    } else {
+      plan_floats(spec, copy, {rows, columns}, matrix);
+    }
+    if (copy.packed_shape != nullptr) {
+      plan_.shape_checks.push_back(
+          {spec.name + "_shape", copy.packed_shape, spec.shape[0], spec.shape[1]});
+    }
+    plan_.matrices.push_back(std::move(matrix));
+  }
+
+  void plan_packed(const TensorSpec& spec, const StoredCopy& copy,
+                   const std::pair<Range, Range>& block, PlannedMatrix& matrix) {
+    const auto& [rows, columns] = block;
+    matrix.view.format = WeightFormat::kInt4Group;
+    matrix.view.scale_dtype = copy.scales->dtype;
+    matrix.view.group_size = copy.group_size;
+    LoadRegion words = make_region(spec, *copy.values, rows,
+                                   {columns.begin / kInt4PerWord, columns.end / kInt4PerWord});
+    words.total_columns = spec.shape[1] / kInt4PerWord;
+    words.output = copy.values->dtype;
+    matrix.data_offset = add_region(spec, words);
+    LoadRegion scales =
+        make_region(spec, *copy.scales, rows,
+                    {columns.begin / copy.group_size, columns.end / copy.group_size});
+    scales.total_columns = spec.shape[1] / copy.group_size;
+    scales.output = copy.scales->dtype;
+    matrix.scales_offset = add_region(spec, scales);
+  }
+
+  void plan_floats(const TensorSpec& spec, const StoredCopy& copy,
+                   const std::pair<Range, Range>& block, PlannedMatrix& matrix) {
+    LoadRegion region = make_region(spec, *copy.values, block.first, block.second);
+    region.total_columns = spec.shape[1];
+    const bool round = input_.options.round_to_bfloat16 && !spec.keep_float32;
+    const bool narrow = round || (copy.form == StorageForm::kPlain &&
+                                  copy.values->dtype == DType::kBFloat16);
+    set_float_output(region, narrow ? DType::kBFloat16 : DType::kFloat32);
+    if (copy.form != StorageForm::kPlain) {
+      region.decode = copy.form == StorageForm::kInt4 ? LoadRegion::Decode::kInt4
+                                                      : LoadRegion::Decode::kFloat8;
+      region.scales = copy.scales;
+      region.group_size = copy.group_size;
+    }
+    matrix.view.format = narrow ? WeightFormat::kBFloat16 : WeightFormat::kFloat32;
+    matrix.data_offset = add_region(spec, region);
+  }
+
+  static LoadRegion make_region(const TensorSpec& spec, const StoredTensor& values, Range rows,
+                                Range columns) {
+    LoadRegion region;
+    region.name = spec.name;
+    region.values = &values;
+    region.rows = rows;
+    region.columns = columns;
+    return region;
+  }
+
+  static void set_float_output(LoadRegion& region, DType output) {
+    region.output = output;
+    region.decode = region.values->dtype == output ? LoadRegion::Decode::kCopy
+                                                   : LoadRegion::Decode::kWiden;
+  }
+
+  // Gives the region its place in device memory, which is returned.
+  std::int64_t add_region(const TensorSpec& spec, LoadRegion& region) {
+    region.device_offset = plan_.device_bytes;
+    plan_.device_bytes +=
+        (region.device_bytes() + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+    if (spec.split.part != PartOf::kNothing) {
+      share_checksums(region);
+    }
+    if (region.device_bytes() > 0) {
+      plan_.regions.push_back(region);
+    }
+    return region.device_offset;
+  }
+
+  // Tensors that the ranks read in parts: each is read whole by one of them. Who reads all of it
+  // anyway verifies it on the way.
+  void share_checksums(const LoadRegion& region) {
+    if (!input_.options.verify_checksums || input_.options.world_size == 1) {
+      return;
+    }
+    const bool all_rows = region.rows.size() == region.values->shape[0];
+    const bool whole = all_rows && region.columns.size() == region.total_columns;
+    // Block scales are always read whole; group scales go with the rows.
+    const bool scales_whole = region.decode == LoadRegion::Decode::kFloat8 || whole;
+    add_checksum(region.name, region.values, whole);
+    add_checksum(region.name, region.scales, scales_whole && region.device_bytes() > 0);
+  }
+
+  void add_checksum(const std::string& name, const StoredTensor* tensor, bool read_anyway) {
+    if (tensor != nullptr && tensor->checksum && !read_anyway &&
+        number_of_.at(tensor) % input_.options.world_size == input_.options.rank) {
+      plan_.checksum_only.emplace_back(name, tensor);
+    }
+  }
+
+  const PlanInput& input_;
+  StorageResolver resolver_;
+  std::unordered_map<const StoredTensor*, std::int64_t> number_of_;
+  LoadPlan plan_;
+};
+
+}  // namespace
+
+LoadPlan make_load_plan(const PlanInput& input) { return Planner(input).run(); }
+
+}  // namespace kdtree

@@ -1,0 +1,92 @@
+// What one rank reads of a checkpoint, and where in device memory each part goes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/partition.h"
+#include "weights/storage.h"
+#include "weights/tensor_spec.h"
+#include "weights/weight_store.h"
+
+namespace kdtree {
+
+// A block of a stored tensor on its way to the device, row after row without gaps.
+struct LoadRegion {
+  enum class Decode : std::uint8_t {
+    kCopy,    // the stored elements as they are
+    kWiden,   // plain floats to `output`
+    kInt4,    // packed words times scales to `output`
+    kFloat8,  // fp8 times block scales to `output`
+  };
+
+  Decode decode = Decode::kCopy;
+  std::string name;                      // of the matrix or vector, for errors
+  const StoredTensor* values = nullptr;  // [rows, columns]; a vector counts as one row
+  const StoredTensor* scales = nullptr;  // kInt4 and kFloat8 only
+  std::int64_t group_size = 0;           // kInt4 only
+  // Of the logical matrix, except for kCopy: there columns count stored elements.
+  Range rows;
+  Range columns;
+  std::int64_t total_columns = 0;  // of the tensor, in the unit of `columns`
+  DType output = DType::kFloat32;
+  std::int64_t device_offset = 0;
+
+  std::int64_t row_bytes() const { return columns.size() * dtype_bytes(output); }
+  std::int64_t device_bytes() const { return rows.size() * row_bytes(); }
+};
+
+// A matrix once its regions are in place. view.data and view.scales are not set yet.
+struct PlannedMatrix {
+  std::string name;
+  WeightView view;
+  std::int64_t data_offset = 0;
+  std::int64_t scales_offset = 0;
+};
+
+struct PlannedVector {
+  std::string name;
+  std::int64_t size = 0;
+  std::int64_t offset = 0;
+};
+
+// weight_shape beside packed words: must hold (rows, columns).
+struct ShapeCheck {
+  std::string name;
+  const StoredTensor* tensor = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+
+struct LoadPlan {
+  std::vector<LoadRegion> regions;  // none is empty
+  std::vector<PlannedMatrix> matrices;
+  std::vector<PlannedVector> vectors;
+  std::vector<ShapeCheck> shape_checks;
+  // Read whole for their checksum only, because no rank reads all of them.
+  std::vector<std::pair<std::string, const StoredTensor*>> checksum_only;
+  std::vector<std::pair<std::string, std::string>> aliases;  // name, name that it stands for
+  std::int64_t device_bytes = 0;
+};
+
+// The ranges of this rank, by PartOf (kNothing is not used).
+using PartTable = std::array<Range, kNumParts>;
+
+struct PlanInput {
+  const TensorTable& tensors;  // must outlive the plan
+  const std::string& origin;
+  const std::vector<TensorSpec>& specs;
+  std::optional<QuantizationConfig> quantization;
+  PartTable parts;
+  const LoadOptions& options;
+  const ExpertPlacement* placement = nullptr;  // needed if there are routed experts
+};
+
+// Checks every tensor of the checkpoint against the specs, then plans what options.rank reads.
+// InputError as load_target.
+LoadPlan make_load_plan(const PlanInput& input);
+
+}  // namespace kdtree

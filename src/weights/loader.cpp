@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "core/check.h"
+#include "core/progress.h"
+#include "weights/load_plan.h"
+#include "weights/raw_tensor.h"
+#include "weights/region_reader.h"
+#include "weights/upload_queue.h"
+#include "weights/weight_store.h"
+
+namespace kdtree {
+
+namespace {
+
+// Host memory of a piece; a single longer row still goes as one.
+constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+constexpr int kSlotsPerThread = 2;
+
+PartTable part_table(const TargetPartition& part) {
+  PartTable table{};
+  table[static_cast<std::size_t>(PartOf::kHeads)] = part.heads;
+  table[static_cast<std::size_t>(PartOf::kIntermediate)] = part.intermediate;
+  table[static_cast<std::size_t>(PartOf::kSharedIntermediate)] = part.shared_intermediate;
+  table[static_cast<std::size_t>(PartOf::kVocabulary)] = part.vocabulary;
+  return table;
+}
+
+PartTable part_table(const DrafterPartition& part) {
+  PartTable table{};
+  table[static_cast<std::size_t>(PartOf::kHeads)] = part.heads;
+  table[static_cast<std::size_t>(PartOf::kKeyValueHeads)] = part.key_value_heads;
+  table[static_cast<std::size_t>(PartOf::kIntermediate)] = part.intermediate;
+  table[static_cast<std::size_t>(PartOf::kContext)] = part.context;
+  return table;
+}
+
+LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
+                     const LoadOptions& options) {
+  const ModelConfig& config = checkpoint.config;
+  check(config.n_routed_experts == 0 || placement.n_routed_experts() == config.n_routed_experts,
+        "placement of {} experts for a model of {}", placement.n_routed_experts(),
+        config.n_routed_experts);
+  const std::vector<TensorSpec> specs = target_tensor_specs(config);
+  return make_load_plan({.tensors = checkpoint.tensors,
+                         .origin = checkpoint.origin,
+                         .specs = specs,
+                         .quantization = config.quantization,
+                         .parts = part_table(target_partition(config, options)),
+                         .options = options,
+                         .placement = &placement});
+}
+
+LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options) {
+  const std::vector<TensorSpec> specs = drafter_tensor_specs(checkpoint.config);
+  return make_load_plan({.tensors = checkpoint.tensors,
+                         .origin = checkpoint.origin,
+                         .specs = specs,
+                         .quantization = checkpoint.config.quantization,
+                         .parts = part_table(drafter_partition(checkpoint.config, options)),
+                         .options = options});
+}
+
+std::int64_t read_stored_integer(const StoredTensor& tensor, const std::byte* data,
+                                 std::size_t index) {
+  const auto* place = data + index * static_cast<std::size_t>(dtype_bytes(tensor.dtype));
+  std::int64_t value = 0;
+  if (tensor.dtype == DType::kInt64) {
+    std::memcpy(&value, place, sizeof(value));
+    return value;
+  }
+  std::int32_t narrow_value = 0;
+  std::memcpy(&narrow_value, place, sizeof(narrow_value));
+  return narrow_value;
+}
+
+void run_shape_check(const FileSet& files, const ShapeCheck& shape) {
+  std::array<std::byte, 2 * sizeof(std::int64_t)> data{};
+  files.read(*shape.tensor, 0, shape.tensor->bytes, data.data());
+  const std::int64_t rows = read_stored_integer(*shape.tensor, data.data(), 0);
+  const std::int64_t columns = read_stored_integer(*shape.tensor, data.data(), 1);
+  require_input(rows == shape.rows && columns == shape.columns,
+                "{} holds [{}, {}], expected [{}, {}]",
+                tensor_place(shape.tensor->file, shape.name), rows, columns, shape.rows,
+                shape.columns);
+}
+
+// Carries a plan out: reads on threads, uploads on the calling one.
+class PlanRunner {
+ public:
+  PlanRunner(LoadPlan& plan, const LoadOptions& options, std::byte* device)
+      : plan_(plan),
+        options_(options),
+        device_(device),
+        files_(plan),
+        num_threads_(std::max(options.num_threads, 1)),
+        queue_(num_threads_ * kSlotsPerThread) {
+    // In the order of the files, as far as threads keep it.
+    std::sort(plan_.regions.begin(), plan_.regions.end(), [](const auto& left, const auto& right) {
+      return std::tie(left.values->file, left.values->file_offset) <
+             std::tie(right.values->file, right.values->file_offset);
+    });
+  }
+
+  void run(Backend& backend, const std::string& label) {
+    std::int64_t bytes = 0;
+    for (const LoadRegion& region : plan_.regions) {
+      bytes += region.device_bytes();
+    }
+    Progress progress(label, bytes);
+    queue_.run(
+        num_threads_, [this] { work(); }, backend,
+        [&progress](std::int64_t done) { progress.add(done); });
+    progress.finish();
+  }
+
+ private:
+  void work() {
+    const std::size_t num_regions = plan_.regions.size();
+    const std::size_t num_checksums = plan_.checksum_only.size();
+    const std::size_t num_items = num_regions + num_checksums + plan_.shape_checks.size();
+    for (std::size_t item = next_++; item < num_items && !queue_.failed(); item = next_++) {
+      if (item < num_regions) {
+        load(plan_.regions[item]);
+      } else if (item < num_regions + num_checksums) {
+        const auto& [name, tensor] = plan_.checksum_only[item - num_regions];
+        verify_tensor(files_, *tensor, name, kPieceBytes);
+      } else {
+        run_shape_check(files_, plan_.shape_checks[item - num_regions - num_checksums]);
+      }
+    }
+  }
+
+  void load(const LoadRegion& region) {
+    RegionReader reader(files_, region, options_.verify_checksums);
+    const std::int64_t step = std::max<std::int64_t>(kPieceBytes / region.row_bytes(), 1);
+    for (std::int64_t first = 0; first < region.rows.size(); first += step) {
+      const std::int64_t count = std::min(step, region.rows.size() - first);
+      auto slot = queue_.acquire();
+      if (slot == nullptr) {
+        return;
+      }
+      slot->bytes = count * region.row_bytes();
+      slot->memory.resize(static_cast<std::size_t>(slot->bytes));
+      slot->device = device_ + region.device_offset + first * region.row_bytes();
+      reader.read_rows(first, count, slot->memory.data());
+      queue_.submit(std::move(slot));
+    }
+    reader.finish();
+  }
+
+  LoadPlan& plan_;
+  const LoadOptions& options_;
+  std::byte* device_;
+  FileSet files_;
+  int num_threads_;
+  UploadQueue queue_;
+  std::atomic<std::size_t> next_{0};
+};
+
+// Views into the device memory of a plan that was carried out.
+void add_views(const LoadPlan& plan, const std::byte* device, WeightStore& store) {
+  for (const PlannedMatrix& matrix : plan.matrices) {
+    WeightView view = matrix.view;
+    if (view.out_features > 0 && view.in_features > 0) {
+      view.data = device + matrix.data_offset;
+      view.scales = view.format == WeightFormat::kInt4Group ? device + matrix.scales_offset
+                                                            : nullptr;
+    }
+    store.add_matrix(matrix.name, view, {});
+  }
+  for (const PlannedVector& vector : plan.vectors) {
+    store.add_vector(
+        vector.name,
+        ConstTensorView(device + vector.offset, DType::kFloat32, Shape{vector.size}), {});
+  }
+  for (const auto& [name, original] : plan.aliases) {
+    store.add_matrix(name, store.matrix(original), {});
+  }
+}
+
+WeightStore carry_out(LoadPlan plan, const LoadOptions& options, Backend& backend,
+                      const std::string& label) {
+  // One block: thousands of small ones would waste device memory on their granularity.
+  Buffer memory = backend.allocate(plan.device_bytes);
+  auto* device = static_cast<std::byte*>(memory.data());
+  PlanRunner(plan, options, device).run(backend, label);
+  WeightStore store;
+  add_views(plan, device, store);
+  store.add_memory(std::move(memory));
+  return store;
+}
+
+}  // namespace
+
+WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
+                        const LoadOptions& options, Backend& backend) {
+  return carry_out(plan_target(checkpoint, placement, options), options, backend,
+                   "loading the target");
+}
+
+WeightStore load_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options,
+                         Backend& backend) {
+  return carry_out(plan_drafter(checkpoint, options), options, backend, "loading the drafter");
+}
+
+std::int64_t target_bytes(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
+                          const LoadOptions& options) {
+  return plan_target(checkpoint, placement, options).device_bytes;
+}
+
+std::int64_t drafter_bytes(const DrafterCheckpoint& checkpoint, const LoadOptions& options) {
+  return plan_drafter(checkpoint, options).device_bytes;
+}
+
+}  // namespace kdtree

@@ -1,0 +1,91 @@
+// Reads one region of a load plan in pieces of bounded size, converted for the device.
+#pragma once
+
+#include <xxhash.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weights/file.h"
+#include "weights/load_plan.h"
+
+namespace kdtree {
+
+// The open files of a checkpoint. Safe from several threads once made.
+class FileSet {
+ public:
+  // Opens every file that the plan reads.
+  explicit FileSet(const LoadPlan& plan);
+  // Fills `target` with bytes [offset, offset + bytes) of the tensor.
+  void read(const StoredTensor& tensor, std::int64_t offset, std::int64_t bytes,
+            void* target) const;
+
+ private:
+  void open(const StoredTensor* tensor);
+  std::map<std::string, std::unique_ptr<InputFile>> files_;
+};
+
+// XXH3-64 of a tensor that is read piece by piece, from its first byte to its last.
+class StreamingChecksum {
+ public:
+  StreamingChecksum();
+  void add(const void* data, std::int64_t bytes);
+  // InputError, naming file and tensor, unless the bytes so far give tensor.checksum.
+  void verify(const StoredTensor& tensor, const std::string& name) const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+  };
+  std::unique_ptr<XXH3_state_t, Free> state_;
+};
+
+// Reads all of a tensor, `piece_bytes` at a time, and verifies its checksum.
+void verify_tensor(const FileSet& files, const StoredTensor& tensor, const std::string& name,
+                   std::int64_t piece_bytes);
+
+class RegionReader {
+ public:
+  // `files` and `region` must outlive the reader. With `verify` the checksums of tensors that the
+  // region covers whole are checked.
+  RegionReader(const FileSet& files, const LoadRegion& region, bool verify);
+
+  // Converts rows [first, first + count) of the region into out, count * region.row_bytes() bytes.
+  // Calls must follow each other in order of rows.
+  void read_rows(std::int64_t first, std::int64_t count, void* out);
+  // After the last row. InputError for a wrong checksum.
+  void finish();
+
+ private:
+  // Columns `columns` of `count` rows of `tensor`, whose rows have total_columns elements.
+  struct Block {
+    const StoredTensor& tensor;
+    std::int64_t first_row;
+    std::int64_t count;
+    Range columns;
+    std::int64_t total_columns;
+  };
+  void read_block(const Block& block, void* out) const;
+  void read_values(std::int64_t first, std::int64_t count, std::int64_t per_element, void* out);
+  void widen_rows(std::int64_t first, std::int64_t count, void* out);
+  void int4_rows(std::int64_t first, std::int64_t count, void* out);
+  void float8_rows(std::int64_t first, std::int64_t count, void* out);
+  void load_block_scales();
+
+  const FileSet& files_;
+  const LoadRegion& region_;
+  bool verify_values_ = false;
+  bool verify_scales_ = false;
+  StreamingChecksum values_checksum_;
+  StreamingChecksum scales_checksum_;
+  std::vector<float> block_scales_;  // of kFloat8: [block rows, block columns]
+  std::vector<std::byte> raw_;
+  std::vector<std::byte> raw_scales_;
+  std::vector<float> floats_;
+  std::vector<float> scale_floats_;
+};
+
+}  // namespace kdtree

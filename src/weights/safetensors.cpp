@@ -1,0 +1,132 @@
+#include "weights/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <nlohmann/json.hpp>
+
+#include "config/json_text.h"
+#include "core/check.h"
+#include "weights/file.h"
+
+namespace kdtree {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "containers are read in place");
+
+constexpr std::int64_t kSizeBytes = 8;
+constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr std::int64_t kHeaderAlignment = 8;
+constexpr const char* kMetadata = "__metadata__";
+
+nlohmann::json read_header_json(const InputFile& file, std::int64_t& header_bytes) {
+  const std::string& path = file.path();
+  require_input(file.size() >= kSizeBytes, "{}: {} bytes are too few for a safetensors file", path,
+                file.size());
+  std::uint64_t stored_bytes = 0;
+  file.read(0, kSizeBytes, &stored_bytes);
+  require_input(stored_bytes <= static_cast<std::uint64_t>(kMaxHeaderBytes),
+                "{}: header of {} bytes, safetensors allows {}", path, stored_bytes,
+                kMaxHeaderBytes);
+  header_bytes = static_cast<std::int64_t>(stored_bytes);
+  require_input(kSizeBytes + header_bytes <= file.size(),
+                "{}: truncated: the header ends at byte {}, the file has {}", path,
+                kSizeBytes + header_bytes, file.size());
+  std::string text(static_cast<std::size_t>(header_bytes), '\0');
+  file.read(kSizeBytes, header_bytes, text.data());
+  require_input(!text.empty() && text.front() == '{', "{}: the header does not begin with '{{'",
+                path);
+  nlohmann::json header = parse_json(text, path);
+  require_input(header.is_object(), "{}: the header is not a JSON object", path);
+  return header;
+}
+
+RawTensor read_entry(const nlohmann::json& entry, std::int64_t data_start,
+                     const std::string& place) {
+  require_input(entry.is_object(), "{}: header entry is {}, expected an object", place,
+                describe_json(entry));
+  RawTensor tensor;
+  tensor.dtype = header_text(entry, "dtype", place);
+  const auto offsets = entry.find("data_offsets");
+  require_input(offsets != entry.end() && offsets->is_array() && offsets->size() == 2,
+                "{}: data_offsets is {}, expected [begin, end]", place,
+                offsets == entry.end() ? "missing" : describe_json(*offsets));
+  const std::int64_t begin = header_integer((*offsets)[0], "data_offsets[0]", place);
+  const std::int64_t end = header_integer((*offsets)[1], "data_offsets[1]", place);
+  require_input(begin <= end, "{}: data_offsets [{}, {}] run backwards", place, begin, end);
+  tensor.bytes = end - begin;
+  tensor.shape = read_shape(entry, tensor.dtype, tensor.bytes, place);
+  tensor.file_offset = data_start + begin;
+  return tensor;
+}
+
+void check_metadata(const nlohmann::json& metadata, const std::string& path) {
+  const bool good = metadata.is_object() &&
+                    std::all_of(metadata.begin(), metadata.end(),
+                                [](const nlohmann::json& value) { return value.is_string(); });
+  require_input(good, "{}: __metadata__ is {}, expected strings only", path,
+                describe_json(metadata));
+}
+
+}  // namespace
+
+RawTable read_safetensors_header(const std::string& path) {
+  const InputFile file(path);
+  std::int64_t header_bytes = 0;
+  const nlohmann::json header = read_header_json(file, header_bytes);
+  const std::int64_t data_start = kSizeBytes + header_bytes;
+  RawTable table;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == kMetadata) {
+      check_metadata(entry, path);
+    } else {
+      table.emplace(name, read_entry(entry, data_start, tensor_place(path, name)));
+    }
+  }
+  check_extents(table, {.data_start = data_start, .file_bytes = file.size(), .dense = true}, path);
+  return table;
+}
+
+void write_safetensors(const std::string& path, const std::vector<TensorInfo>& infos,
+                       const std::function<std::span<const std::byte>(std::size_t)>& data) {
+  // Wider elements first, then by name: every tensor is aligned to its element.
+  std::vector<std::size_t> order(infos.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&infos](std::size_t left, std::size_t right) {
+    return std::pair(-dtype_bytes(infos[left].dtype), infos[left].name) <
+           std::pair(-dtype_bytes(infos[right].dtype), infos[right].name);
+  });
+  nlohmann::json header = {{kMetadata, {{"format", "pt"}}}};
+  std::int64_t end = 0;
+  for (const std::size_t index : order) {
+    const TensorInfo& info = infos[index];
+    nlohmann::json shape = nlohmann::json::array();
+    for (std::size_t dim = 0; dim < info.shape.rank(); ++dim) {
+      shape.push_back(info.shape[dim]);
+    }
+    header[info.name] = {{"dtype", dtype_name(info.dtype)},
+                         {"shape", shape},
+                         {"data_offsets", {end, end + info.bytes()}}};
+    end += info.bytes();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
+
+  OutputFile file(path);
+  const std::uint64_t header_bytes = text.size();
+  file.write(0, &header_bytes, kSizeBytes);
+  file.write(kSizeBytes, text.data(), static_cast<std::int64_t>(text.size()));
+  std::int64_t place = kSizeBytes + static_cast<std::int64_t>(text.size());
+  for (const std::size_t index : order) {
+    const std::span<const std::byte> bytes = data(index);
+    check(static_cast<std::int64_t>(bytes.size()) == infos[index].bytes(),
+          "{}: {} bytes given, {} expected", infos[index].name, bytes.size(),
+          infos[index].bytes());
+    file.write(place, bytes.data(), infos[index].bytes());
+    place += infos[index].bytes();
+  }
+  file.finish(place);
+}
+
+}  // namespace kdtree

@@ -1,0 +1,53 @@
+// Passes pieces of host memory from reading threads to the one thread that talks to the device.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace kdtree {
+
+// A piece on its way: bytes of `memory` for `device`.
+struct UploadSlot {
+  std::vector<std::byte> memory;
+  void* device = nullptr;
+  std::int64_t bytes = 0;
+};
+
+class UploadQueue {
+ public:
+  // At most `num_slots` pieces exist at a time.
+  explicit UploadQueue(int num_slots);
+
+  // For the reading threads. Waits for a free slot; nullptr once another thread has failed.
+  std::unique_ptr<UploadSlot> acquire();
+  void submit(std::unique_ptr<UploadSlot> slot);
+  bool failed();
+
+  // Runs `work` on num_threads threads of its own and, meanwhile, uploads on this one what they
+  // submit; `uploaded` is told the bytes. The first exception of any thread is thrown here, after
+  // all threads have ended.
+  void run(int num_threads, const std::function<void()>& work, Backend& backend,
+           const std::function<void(std::int64_t)>& uploaded);
+
+ private:
+  void stop(std::exception_ptr error);
+  void upload_all(Backend& backend, const std::function<void(std::int64_t)>& uploaded);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<UploadSlot>> free_;
+  std::deque<std::unique_ptr<UploadSlot>> ready_;
+  int num_active_ = 0;
+  bool stopped_ = false;
+  std::exception_ptr error_;
+};
+
+}  // namespace kdtree

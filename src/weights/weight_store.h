@@ -1,0 +1,99 @@
+// The weights of one rank, in the memory of its device, by name.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/expert_placement.h"
+#include "core/buffer.h"
+#include "core/partition.h"
+#include "core/tensor_view.h"
+#include "kernels/backend.h"
+#include "weights/checkpoint.h"
+
+namespace kdtree {
+
+// Which of a bundle's two copies of a quantised matrix to use.
+enum class WeightsChoice : std::uint8_t {
+  kAuto,       // quantised where there is a quantised copy
+  kOriginal,   // the FP32 / bf16 copy; InputError if a matrix has none
+  kQuantized,  // InputError if the checkpoint holds no quantised matrix at all
+};
+
+struct LoadOptions {
+  int rank = 0;
+  int world_size = 1;
+  WeightsChoice weights = WeightsChoice::kAuto;
+  // Matrices that come as FP32 (stored so, widened from FP16, or dequantised) are rounded to bf16;
+  // bf16 ones are never widened: that loses nothing and costs memory. The router, norms and biases
+  // are never rounded.
+  bool round_to_bfloat16 = false;
+  // Every rank holds the whole shared experts (all-to-all exchange) rather than a part of their width (all-reduce).
+  bool replicate_shared_experts = false;
+  // Of bundles, whose tensors have checksums: what this rank reads whole, and its share of the
+  // tensors that the ranks read in parts.
+  bool verify_checksums = true;
+  // Threads that read and convert; the backend is only called from the calling thread.
+  int num_threads = 1;
+};
+
+// Owns the device memory; views stay valid for its lifetime.
+class WeightStore {
+ public:
+  // Matrix `name` ("model.layers.0.mlp.gate_proj.weight"): this rank's part. Error if it was not loaded.
+  const WeightView& matrix(const std::string& name) const;
+  // Vector `name` as float32.
+  ConstTensorView vector(const std::string& name) const;
+  bool contains(const std::string& name) const;
+  std::int64_t bytes() const { return bytes_; }
+
+  // `memory` is what the view points into; empty if add_memory() was given it.
+  void add_matrix(const std::string& name, WeightView view, std::vector<Buffer> memory);
+  void add_vector(const std::string& name, ConstTensorView view, Buffer memory);
+  // Memory that several views share.
+  void add_memory(Buffer memory);
+
+ private:
+  std::map<std::string, WeightView> matrices_;
+  std::map<std::string, ConstTensorView> vectors_;
+  std::vector<Buffer> memory_;
+  std::int64_t bytes_ = 0;
+};
+
+// The parts of a model that a rank holds; the single place where they are computed.
+struct TargetPartition {
+  Range heads;         // of num_attention_heads
+  Range intermediate;  // of intermediate_size (dense layers)
+  // of n_shared_experts * moe_intermediate_size; all of it under replicate_shared_experts
+  Range shared_intermediate;
+  Range vocabulary;  // rows of embedding and head
+};
+// `config` as open_target() gave it. InputError if there are more ranks than attention heads.
+TargetPartition target_partition(const ModelConfig& config, const LoadOptions& options);
+
+struct DrafterPartition {
+  Range heads;            // query heads; may be empty
+  Range key_value_heads;  // those that the query heads read; neighbouring ranks may hold the same one
+  Range intermediate;
+  Range context;  // rows of fc.weight
+};
+DrafterPartition drafter_partition(const DrafterConfig& config, const LoadOptions& options);
+
+// Checks the tensors against the table of what the model must have (nothing missing, nothing left
+// over, every shape and dtype right), on every rank for the whole model, then reads this rank's
+// parts. InputError names file, tensor, what was expected and found. Vectors are FP32; kv_b_proj
+// and embed_tokens are never INT4; with tie_word_embeddings lm_head.weight is the embedding.
+WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
+                        const LoadOptions& options, Backend& backend);
+WeightStore load_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options,
+                         Backend& backend);
+
+// Bytes of device memory that load_target / load_drafter will take on options.rank. The same
+// errors, but for those in the tensors' data.
+std::int64_t target_bytes(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
+                          const LoadOptions& options);
+std::int64_t drafter_bytes(const DrafterCheckpoint& checkpoint, const LoadOptions& options);
+
+}  // namespace kdtree

@@ -36,9 +36,13 @@ class Communicator {
   virtual std::string name() const = 0;  // "self", "mpi", "nccl"
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  // Whether calls may be captured in a CUDA graph: they neither wait on the host nor allocate.
+  virtual bool capturable() const { return false; }
 
   // x[i] = sum over ranks of x[i], added in rank order on every rank and for every size (self,
-  // mpi), so the bits do not depend on the size of the message. Contiguous float32.
+  // mpi), so the bits do not depend on the size of the message; nccl chooses an order by the size.
+  // All ranks get the same bits. Contiguous float32; on devices bfloat16 as well (self, mpi: summed
+  // in float32 and rounded once; nccl may round between two ranks' sums).
   virtual void all_reduce_sum(TensorView x, Stream stream, CollectiveLabel label) = 0;
   // Contiguous, any dtype.
   virtual void broadcast(TensorView x, int root, Stream stream, CollectiveLabel label) = 0;
@@ -54,19 +58,30 @@ class Communicator {
   // any dtype.
   virtual void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,
                           Stream stream, CollectiveLabel label) = 0;
+
+  // To be called behind the launch of a graph that holds captured collectives: a replay makes no
+  // calls, so this is what its time limit is counted from. `label` names the graph. Does nothing
+  // where collectives are not asynchronous.
+  virtual void replayed(Stream /*stream*/, CollectiveLabel /*label*/) {}
 };
 
 struct CommunicatorOptions {
   std::string name = "auto";    // auto | self | mpi | nccl
   std::string backend = "cpu";  // whose tensors are sent
+  // Host memory that mpi takes at the start for device tensors: at least the largest message of a
+  // step, or the first larger message allocates more.
+  std::int64_t staging_bytes = std::int64_t{16} << 20;
 };
 
 // InputError for an unknown name, for "self" with several ranks, for "mpi" without an MPI job, for
-// one that this build or backend does not have. The same verdict on every rank, without
-// communication.
+// an invalid time limit, for one that this build or backend does not have. The same verdict on
+// every rank, without communication.
 void check_communicator(const CommunicatorOptions& options, const ProcessGroup& group);
 
-// auto: self for one rank, otherwise mpi for CPU tensors. Collective; errors as check_communicator.
+// auto: self for one rank, otherwise nccl for tensors on GPUs and mpi for others. Collective;
+// errors as check_communicator. For GPUs it logs which rank uses which (the calling thread's
+// current CUDA device); nccl with two ranks on one GPU is an AgreedError that names --communicator
+// mpi. The group must outlive the communicator.
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options,
                                                 ProcessGroup& group);
 

@@ -1,5 +1,7 @@
 #include "command_line.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <limits>
@@ -13,6 +15,13 @@ namespace {
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int32_t>::max();
 
+constexpr const char* kFooter =
+    R"(kdtree generate --help lists the flags of generate.
+Results go to stdout, logs and errors to stderr.
+Several ranks: mpirun -n 4 kdtree generate ..., or srun --mpi=pmix -n 4 kdtree generate ...
+Exit codes: 0 done, 1 failed, 2 wrong command line, 124 a collective took too long.
+KDTREE_COLLECTIVE_TIMEOUT_S sets that limit in seconds (default 300, 0: none).)";
+
 std::string version_text() {
   const BuildInfo& build = build_info();
   return fmt::format("kdtree {}\ncommit {}\ncompiler {} ({})\nCUDA {}\nNCCL {}\nMPI {}",
@@ -20,74 +29,111 @@ std::string version_text() {
                      build.nccl, build.mpi);
 }
 
-void add_choice(CLI::App& app, const std::string& flag, std::string& value,
-                const std::vector<std::string>& choices, const std::string& help) {
-  app.add_option(flag, value, help)->check(CLI::IsMember(choices))->capture_default_str();
+void add_path(CLI::App& app, const std::string& flag, std::string& value, const std::string& help) {
+  app.add_option(flag, value, help)->type_name("PATH");
 }
 
+void add_choice(CLI::App& app, const std::string& flag, std::string& value,
+                const std::vector<std::string>& choices, const std::string& help) {
+  CLI::IsMember check(choices);
+  check.description("");  // the choices are the type already
+  app.add_option(flag, value, fmt::format("{} (default {})", help, value))
+      ->check(check)
+      ->type_name(fmt::format("{}", fmt::join(choices, "|")));
+}
+
+// The type name tells apply_toml that the value is a number.
 void add_count(CLI::App& app, const std::string& flag, std::int64_t& value, CLI::Range range,
                const std::string& help) {
-  app.add_option(flag, value, help)->check(range)->capture_default_str();
+  range.description("");
+  app.add_option(flag, value, fmt::format("{} (default {})", help, value))
+      ->check(range)
+      ->type_name(kNumberType);
 }
 
 void add_generate_options(CLI::App& app, RunConfig& config) {
   // Required ones are checked after the TOML file has been read.
-  app.add_option("--model", config.model, "KDTR bundle or Hugging Face directory of the target");
-  app.add_option("--draft", config.draft,
-                 "DFlash directory or bundle with the drafter (default: the bundle's own)");
+  add_path(app, "--model", config.model,
+           "Target: KDTR bundle or Hugging Face directory (required)");
+  add_path(app, "--draft", config.draft,
+           "Drafter: DFlash directory or KDTR bundle (default: the one in the target's bundle)");
   app.add_option("--prompt-ids", config.prompt_ids,
                  "Token ids of a prompt, as 1,2,3; may be repeated")
+      ->type_name("IDS")
       ->expected(1, std::numeric_limits<int>::max())
       ->allow_extra_args(false);
-  app.add_option("--prompts", config.prompts, "File of JSON lines, each with prompt_ids");
+  add_path(app, "--prompts", config.prompts,
+           R"(File of prompts, a JSON object a line: {"prompt_ids": [1, 2, 3]})");
   add_count(app, "--batch-size", config.batch_size, CLI::Range(std::int64_t{1}, std::int64_t{4096}),
-            "Sequences a step");
+            "Sequences decoded together");
   add_count(app, "--max-new-tokens", config.max_new_tokens, CLI::Range(std::int64_t{1}, kUnbounded),
             "Output tokens of a prompt, at most");
   add_count(app, "--max-context", config.max_context, CLI::Range(std::int64_t{0}, kUnbounded),
-            "Tokens of prompt and output together; 0: what the prompts need");
+            "Tokens of prompt and output together, at most; 0: what the prompts need");
   add_choice(
       app, "--mode", config.mode, {"auto", "plain", "chain", "tree"},
       "plain: a token a step; chain, tree: speculative; auto: tree where there is a drafter");
   add_count(app, "--tree-budget", config.tree_budget, CLI::Range(std::int64_t{1}, kMaxTreeBudget),
-            "Nodes of a draft tree without its root");
+            fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
   add_choice(app, "--weights", config.weights, {"auto", "original", "quantized"},
              "Which copy of a bundle that holds both; auto: quantized where there is one");
-  add_choice(app, "--backend", config.backend, {"auto", "cpu", "cuda"}, "Where kernels run");
+  add_choice(app, "--backend", config.backend, {"auto", "cpu", "cuda"},
+             "Where tensors are computed; auto: a GPU where there is one");
   add_choice(app, "--communicator", config.communicator, {"auto", "self", "mpi", "nccl"},
-             "How ranks exchange tensors");
+             "How ranks exchange tensors; self: a single rank");
   add_choice(app, "--exchange", config.exchange, {"auto", "allreduce", "alltoall"},
              "How tokens reach their experts; auto: allreduce");
   add_choice(app, "--dtype", config.dtype, {"auto", "fp32", "bf16"},
              "fp32: weights as stored; bf16: FP32 matrices rounded; auto: fp32 on the CPU");
   app.add_flag("--ignore-eos", config.ignore_eos, "Go on after an end token");
   add_count(app, "--top-logits", config.top_logits, CLI::Range(std::int64_t{0}, kUnbounded),
-            "Best logits after the prompt to print");
-  app.add_flag("--dump-steps", config.dump_steps, "Print every step's tree and acceptance (json)");
-  add_choice(app, "--output-format", config.output_format, {"text", "json"}, "What stdout carries");
+            "Print that many of the best logits behind each prompt");
+  app.add_flag("--dump-steps", config.dump_steps, "Print each step's tree and acceptance (json)");
+  add_choice(app, "--output-format", config.output_format, {"text", "json"},
+             "What stdout carries; json: a line a prompt, in the order of the prompts");
   app.add_flag("--verify-golden", config.verify_golden,
-               "Decode the bundle's golden prompts and compare the tokens");
+               "Decode the bundle's golden prompts; exit code 1 unless all tokens are equal");
   add_count(app, "--threads", config.threads, CLI::Range(std::int64_t{0}, std::int64_t{4096}),
-            "CPU threads of a rank; 0: the cores shared among the ranks of the host");
+            "CPU threads of a rank; 0: OMP_NUM_THREADS, else the host's cores shared among its "
+            "ranks");
   add_choice(app, "--log-level", config.log_level,
              {"trace", "debug", "info", "warn", "error", "off"}, "What stderr carries");
 }
 
+// Whether `word` is a flag of `app` that takes a value.
+bool wants_value(const CLI::App& app, const std::string& word) {
+  const CLI::Option* option = word.starts_with("--") ? app.get_option_no_throw(word) : nullptr;
+  return option != nullptr && option->get_items_expected_max() > 0;
+}
+
 // "--flag" "-1,2" becomes "--flag=-1,2": otherwise a negative value reads as a flag of its own.
-std::vector<std::string> join_negative_values(int argc, const char* const* argv) {
+std::vector<std::string> join_negative_values(int argc, const char* const* argv,
+                                              const CLI::App& app) {
   std::vector<std::string> words;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     const bool negative =
         word.size() > 1 && word[0] == '-' && std::isdigit(static_cast<unsigned char>(word[1])) != 0;
-    if (negative && !words.empty() && words.back().starts_with("--") &&
-        words.back().find('=') == std::string::npos) {
+    if (negative && !words.empty() && wants_value(app, words.back())) {
       words.back() += "=" + word;
     } else {
       words.push_back(word);
     }
   }
   return words;
+}
+
+// CLI11 itself does not name a word that is no subcommand.
+void check_subcommand(const CLI::App& app, const std::vector<std::string>& words) {
+  std::string names;
+  bool known = !words.empty() && words.front().starts_with("-");
+  for (const CLI::App* subcommand : app.get_subcommands(nullptr)) {
+    names += (names.empty() ? "" : " or ") + subcommand->get_name();
+    known = known || (!words.empty() && words.front() == subcommand->get_name());
+  }
+  require_input(!words.empty(), "no subcommand, expected {} (see kdtree --help)", names);
+  require_input(known, "unknown subcommand '{}', expected {} (see kdtree --help)", words.front(),
+                names);
 }
 
 void require_option(const std::string& value, const std::string& flag) {
@@ -101,36 +147,43 @@ Command parse_command_line(int argc, const char* const* argv) {
   CLI::App app{"kdtree: speculative decoding of DeepSeek-V3 / Kimi-K2 models over several ranks",
                "kdtree"};
   app.require_subcommand(1);
-  app.set_version_flag("--version", version_text());
+  app.set_version_flag("--version", version_text(), "Print the version and what it is built with");
+  app.footer(kFooter);
   std::string toml;
   CLI::App* generate = app.add_subcommand("generate", "Decode prompts");
-  generate->add_option("--config", toml,
-                       "TOML file with these flags as keys; the command line wins");
+  add_path(*generate, "--config", toml,
+           "TOML file with these flags as keys; the command line wins");
   add_generate_options(*generate, command.generate);
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a checkpoint holds");
-  inspect
-      ->add_option("--model", command.inspect.model,
-                   "KDTR bundle, or directory of a target or a drafter")
-      ->required();
+  add_path(*inspect, "--model", command.inspect.model,
+           "KDTR bundle, or directory of a target or a drafter (required)");
   add_choice(*inspect, "--output-format", command.inspect.output_format, {"text", "json"},
              "What stdout carries");
 
-  std::vector<std::string> words = join_negative_values(argc, argv);
+  std::vector<std::string> words = join_negative_values(argc, argv, *generate);
+  check_subcommand(app, words);
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  const auto hint = [&] {
+    return fmt::format("(see kdtree {}--help)", generate->parsed()  ? "generate "
+                                                : inspect->parsed() ? "inspect "
+                                                                    : "");
+  };
   try {
     app.parse(words);
   } catch (const CLI::CallForHelp&) {
-    command.text = (generate->parsed() ? generate : inspect->parsed() ? inspect : &app)->help();
+    command.text = app.help();
     return command;
   } catch (const CLI::CallForVersion&) {
     command.text = version_text() + "\n";
     return command;
+  } catch (const CLI::ExtrasError&) {
+    fail_input("unknown argument '{}' {}", app.remaining(/*recurse=*/true).front(), hint());
   } catch (const CLI::ParseError& error) {
-    fail_input("{} (kdtree --help lists the subcommands, kdtree generate --help its flags)",
-               error.what());
+    fail_input("{} {}", error.what(), hint());
   }
   if (inspect->parsed()) {
     command.kind = Command::Kind::kInspect;
+    require_option(command.inspect.model, "--model");
     return command;
   }
   if (!toml.empty()) {

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "commands.h"
@@ -99,16 +100,20 @@ ContextNeed context_need(const std::vector<Request>& requests) {
   return need;
 }
 
-// Positions beyond max_position_embeddings are outside what the model was made for.
+// Positions beyond max_position_embeddings are outside what the model was made for; a config
+// without the key sets no limit.
 std::int64_t max_context(const RunConfig& config, const ModelConfig& model,
                          const ContextNeed& need) {
+  const std::int64_t limit = model.max_position_embeddings > 0
+                                 ? model.max_position_embeddings
+                                 : std::numeric_limits<std::int32_t>::max();
   if (config.max_context > 0) {
-    require_input(config.max_context <= model.max_position_embeddings,
+    require_input(config.max_context <= limit,
                   "--max-context {} is beyond the model's max_position_embeddings {}",
-                  config.max_context, model.max_position_embeddings);
+                  config.max_context, limit);
     return config.max_context;
   }
-  return std::min(need.longest_sequence, model.max_position_embeddings);
+  return std::min(need.longest_sequence, limit);
 }
 
 Job plan_job(const RunConfig& config, const ProcessGroup& group) {
@@ -152,12 +157,12 @@ std::unique_ptr<Backend> start_backend(const RunConfig& config, ProcessGroup& gr
   BackendOptions options;
   options.name = config.backend;
   options.device_index = group.local_rank();
-  const int cores = cores_per_rank(group);
-  options.num_threads = config.threads > 0 ? static_cast<int>(config.threads) : cores;
+  const int num_threads = default_num_threads(group);
+  options.num_threads = config.threads > 0 ? static_cast<int>(config.threads) : num_threads;
   std::unique_ptr<Backend> backend;
   run_together(group, [&] {
-    check_communicator({.name = config.communicator, .backend = config.backend}, group);
     backend = make_backend(options);
+    check_communicator({.name = config.communicator, .backend = backend->name()}, group);
   });
   return backend;
 }
@@ -176,8 +181,11 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   group.broadcast(&num_requests, sizeof num_requests, 0);
   job.engine.batch_size = std::min(config.batch_size, num_requests);
   job.engine.max_prompt = need.longest_prompt;
-  run_together(
-      group, [&] { job.engine.max_context = max_context(config, job.source.target.config, need); });
+  run_together(group, [&] {
+    const ModelConfig& target = job.source.target.config;
+    job.engine.max_context = max_context(config, target, need);
+    check_requests(job.requests, target, job.engine);
+  });
 
   const std::unique_ptr<Backend> backend = start_backend(config, group);
   const std::unique_ptr<Communicator> communicator =

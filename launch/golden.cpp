@@ -1,6 +1,7 @@
 #include "golden.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/check.h"
 #include "core/log.h"
@@ -14,7 +15,10 @@ std::vector<std::int32_t> id_list(const nlohmann::json& golden_case, const char*
   const auto entry = golden_case.find(key);
   require_input(entry != golden_case.end() && entry->is_array() && !entry->empty() &&
                     std::all_of(entry->begin(), entry->end(),
-                                [](const auto& id) { return id.is_number_integer(); }),
+                                [](const auto& id) {
+                                  return id.is_number_integer() && id >= 0 &&
+                                         id <= std::numeric_limits<std::int32_t>::max();
+                                }),
                 "{}: a golden case has no list of token ids under {}", origin, key);
   return entry->get<std::vector<std::int32_t>>();
 }

@@ -132,7 +132,10 @@ int run_inspect(const InspectOptions& options, ProcessGroup& group) {
     init_logging("info", group.rank(), group.world_size());
     if (group.rank() == 0) {
       const Json json = inspect(options.model);
-      write_stdout(options.output_format == "json" ? json.dump() + "\n" : inspect_text(json));
+      // A path may hold bytes that are no UTF-8.
+      write_stdout(options.output_format == "json"
+                       ? json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"
+                       : inspect_text(json));
     }
   });
   return 0;

@@ -15,8 +15,9 @@ std::unique_ptr<ProcessGroup> start_process_group(int* argc, char*** argv, bool 
 // no launcher.
 bool speaks_before_mpi();
 
-// Cores for this rank: those that it may run on, divided by the ranks of this host that may run on
-// the same ones; at least 1. Collective.
-int cores_per_rank(ProcessGroup& group);
+// CPU threads for this rank unless the user says otherwise: OMP_NUM_THREADS where it is set, else
+// the cores that the rank may run on, divided by the ranks of this host that may run on the same
+// ones; at least 1. Collective.
+int default_num_threads(ProcessGroup& group);
 
 }  // namespace kdtree

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 #include <numeric>
 
@@ -134,8 +136,10 @@ std::string result_text(const Result& result, const RunFacts& facts) {
 }
 
 void write_stdout(const std::string& text) {
+  errno = 0;
   std::cout << text << std::flush;
-  check(std::cout.good(), "cannot write to stdout");
+  require_input(std::cout.good(), "cannot write to stdout: {}",
+                errno == 0 ? "unknown cause" : std::strerror(errno));
 }
 
 }  // namespace kdtree

@@ -29,7 +29,7 @@ nlohmann::ordered_json result_json(const Result& result, const RunFacts& facts);
 // A few lines for people.
 std::string result_text(const Result& result, const RunFacts& facts);
 
-// Writes to stdout and flushes. Error if stdout does not take it.
+// Writes to stdout and flushes. InputError if stdout does not take it.
 void write_stdout(const std::string& text);
 
 }  // namespace kdtree

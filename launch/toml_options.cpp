@@ -1,7 +1,11 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "command_line.h"
 #include "core/check.h"
@@ -10,26 +14,54 @@ namespace kdtree {
 
 namespace {
 
-// A value as the words that the flag would have on the command line: a list of numbers is one word,
-// "1,2,3".
-std::string as_word(const toml::node& node, const std::string& place) {
-  if (const auto* text = node.as_string()) {
-    return text->get();
+bool is_number_list(const toml::node& node) {
+  const toml::array* list = node.as_array();
+  return list != nullptr && std::all_of(list->begin(), list->end(),
+                                        [](const toml::node& entry) { return entry.is_integer(); });
+}
+
+// A list of numbers as the word that it would be on the command line: "1,2,3".
+std::string joined(const toml::array& list) {
+  std::string word;
+  for (const toml::node& entry : list) {
+    word += (word.empty() ? "" : ",") + std::to_string(entry.as_integer()->get());
   }
-  if (const auto* number = node.as_integer()) {
-    return std::to_string(number->get());
+  return word;
+}
+
+// The value of an option that is given once, as its word on the command line.
+std::string as_word(const CLI::Option& option, const toml::node& node, const std::string& place) {
+  if (option.get_items_expected_max() == 0) {
+    require_input(node.is_boolean(), "{}: expected true or false", place);
+    return node.as_boolean()->get() ? "true" : "false";
   }
-  if (const auto* flag = node.as_boolean()) {
-    return flag->get() ? "true" : "false";
+  if (option.get_type_name().starts_with(kNumberType)) {
+    require_input(node.is_integer(), "{}: expected a whole number", place);
+    return std::to_string(node.as_integer()->get());
   }
-  if (const auto* list = node.as_array()) {
-    std::string joined;
-    for (const toml::node& entry : *list) {
-      joined += (joined.empty() ? "" : ",") + as_word(entry, place);
-    }
-    return joined;
+  require_input(node.is_string(), "{}: expected a string", place);
+  return node.as_string()->get();
+}
+
+// The values of an option that may be repeated. A list of numbers is one value, as prompt_ids is in
+// a file of prompts.
+std::vector<std::string> as_words(const toml::node& node, const std::string& place) {
+  const auto one_word = [&](const toml::node& value) {
+    require_input(value.is_string() || is_number_list(value),
+                  "{}: expected a list of whole numbers, or a list of such lists or of strings as "
+                  "\"1,2,3\"",
+                  place);
+    return value.is_string() ? value.as_string()->get() : joined(*value.as_array());
+  };
+  const toml::array* list = node.as_array();
+  if (list == nullptr || is_number_list(node)) {
+    return {one_word(node)};
   }
-  fail_input("{}: expected a string, a whole number, true, false or a list of these", place);
+  std::vector<std::string> words;
+  for (const toml::node& entry : *list) {
+    words.push_back(one_word(entry));
+  }
+  return words;
 }
 
 CLI::Option* find_option(CLI::App& app, std::string key) {
@@ -52,17 +84,13 @@ std::string known_keys(CLI::App& app) {
 }
 
 void apply_entry(CLI::Option& option, const toml::node& node, const std::string& place) {
-  // An option that may be given several times takes a list of its values.
-  const auto* list = node.as_array();
-  const bool repeatable = option.get_expected_max() > 1;
   try {
-    if (repeatable && list != nullptr) {
-      for (const toml::node& entry : *list) {
-        option.add_result(as_word(entry, place));
+    if (option.get_expected_max() > 1) {
+      for (const std::string& word : as_words(node, place)) {
+        option.add_result(word);
       }
     } else {
-      require_input(list == nullptr, "{}: expected a single value, got a list", place);
-      option.add_result(as_word(node, place));
+      option.add_result(as_word(option, node, place));
     }
     option.run_callback();
   } catch (const CLI::Error& error) {
@@ -70,21 +98,29 @@ void apply_entry(CLI::Option& option, const toml::node& node, const std::string&
   }
 }
 
-}  // namespace
-
-void apply_toml(CLI::App& app, const std::string& path) {
-  toml::table table;
+toml::table parse_toml(const std::string& path) {
+  std::ifstream stream(path);
+  require_input(stream.good() && !std::filesystem::is_directory(path), "--config: cannot read {}",
+                path);
   try {
-    table = toml::parse_file(path);
+    return toml::parse(stream, path);
   } catch (const toml::parse_error& error) {
     fail_input("{}: line {}: {}", path, error.source().begin.line, error.description());
   }
+}
+
+}  // namespace
+
+void apply_toml(CLI::App& app, const std::string& path) {
+  const toml::table table = parse_toml(path);
+  std::set<const CLI::Option*> seen;
   for (const auto& [key, node] : table) {
     const std::string name(key.str());
     const std::string place =
         fmt::format("{}: line {}: key '{}'", path, node.source().begin.line, name);
     CLI::Option* option = find_option(app, name);
     require_input(option != nullptr, "{} is unknown, expected one of: {}", place, known_keys(app));
+    require_input(seen.insert(option).second, "{} is there twice, with '-' and with '_'", place);
     if (option->count() == 0) {  // the command line wins
       apply_entry(*option, node, place);
     }

@@ -13,6 +13,7 @@ void require_mpi_job(const ProcessGroup& group) {
                 "--communicator self or start it "
                 "with `mpirun -n {}`",
                 group.world_size());
+  collective_time_limit();  // an InputError here is one that every rank knows of
 }
 
 std::unique_ptr<Communicator> make_mpi_communicator() {

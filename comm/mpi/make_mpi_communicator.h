@@ -7,7 +7,8 @@
 
 namespace kdtree {
 
-// InputError if the program was started without mpirun or srun.
+// InputError if the program was started without mpirun or srun, or if the environment sets no valid
+// time limit for collectives.
 void require_mpi_job(const ProcessGroup& group);
 
 // Collective over MPI_COMM_WORLD.

@@ -9,8 +9,8 @@ namespace kdtree {
 
 // Calls MPI_Init (once a process) and owns MPI_Finalize. InputError where the launcher started
 // several processes that MPI sees as a world of one each ("singletons": srun without --mpi=pmix, an
-// mpirun of another MPI).
-std::unique_ptr<ProcessGroup> make_mpi_process_group(int* argc, char*** argv);
+// mpirun of another MPI), unless `single` says that one rank is meant.
+std::unique_ptr<ProcessGroup> make_mpi_process_group(int* argc, char*** argv, bool single = false);
 
 // Whether a launcher's environment says that this process is one of an MPI job.
 bool launched_as_mpi_job();

@@ -33,26 +33,24 @@ void CpuBackend::embed(const WeightView& table, std::int64_t first_row, ConstTen
 }
 
 void CpuBackend::gather_rows(ConstTensorView source, ConstTensorView indices, TensorView out) {
-  const DType dtype = source.dtype();
-  expect_matrix("gather_rows' source", source, dtype);
-  expect_matrix("gather_rows' out", out, dtype);
+  expect_matrix("gather_rows' source", source, source.dtype());
+  expect_matrix("gather_rows' out", out, source.dtype());
   const std::int64_t rows = out.size(0);
   const std::int64_t cols = source.size(1);
-  expect_tensor("gather_rows' out", out, dtype, Shape{rows, cols});
+  expect_tensor("gather_rows' out", out, source.dtype(), Shape{rows, cols});
   const auto from = read_indices("gather_rows' indices", indices, rows);
   check_indices("gather_rows' indices", from, source.size(0));
-  const auto* source_bytes = static_cast<const std::byte*>(source.raw());
-  auto* out_bytes = static_cast<std::byte*>(out.raw());
-  const std::int64_t source_stride = source.row_stride() * dtype_bytes(dtype);
-  const std::int64_t out_stride = out.row_stride() * dtype_bytes(dtype);
-  const auto row_bytes = static_cast<std::size_t>(cols * dtype_bytes(dtype));
-  if (row_bytes == 0) {
+  if (cols == 0) {
     return;
   }
+  const std::int64_t element = dtype_bytes(source.dtype());
+  const auto* first = static_cast<const std::byte*>(source.raw());
+  auto* to = static_cast<std::byte*>(out.raw());
   parallel_for(num_threads_, {rows, rows * cols}, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      std::memcpy(out_bytes + r * out_stride,
-                  source_bytes + from[static_cast<std::size_t>(r)] * source_stride, row_bytes);
+      const std::int64_t row = from[static_cast<std::size_t>(r)];
+      std::memcpy(to + r * out.row_stride() * element, first + row * source.row_stride() * element,
+                  static_cast<std::size_t>(cols * element));
     }
   });
 }

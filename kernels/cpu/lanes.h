@@ -1,7 +1,7 @@
-// Sums in a fixed order that vector units can follow: element i of a dot product belongs to lane i
-// % 8, a lane adds its elements in ascending order, and the eight lanes are added as a fixed tree.
-// Every dot product of the backend runs so, whatever tile it is computed in, so that its bits
-// depend on its two operands alone.
+// Sums in a fixed order that vector units can follow. Element i of a dot product belongs to lane
+// i % 8, a lane adds its elements in ascending order, and the eight lanes are added as a fixed
+// tree. Every dot product of the backend runs so, whatever tile it is computed in: its bits depend
+// on its two operands alone.
 #pragma once
 
 #include <cstdint>

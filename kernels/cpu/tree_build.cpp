@@ -14,14 +14,12 @@ namespace {
 
 // A node that could be taken next.
 struct Entry {
-  double log_weight = 0;  // of the path from the root to this node
-  double parent_log_weight =
-      0;  // kept, so that a sibling's weight is one addition and never a difference
-  std::int32_t parent = 0;  // node index
-  std::int32_t depth = 0;   // the root's children have 1
-  std::int32_t rank = 0;    // place among the candidates of its depth
-  std::size_t tuple =
-      0;  // where its rank tuple, `depth` ranks from the root down, begins in the arena
+  double log_weight = 0;         // of the path from the root to this node
+  double parent_log_weight = 0;  // kept: a sibling's weight is one addition, never a difference
+  std::int32_t parent = 0;       // node index
+  std::int32_t depth = 0;        // the root's children have 1
+  std::int32_t rank = 0;         // place among the candidates of its depth
+  std::size_t tuple = 0;         // its rank tuple, `depth` ranks from the root down, in the arena
 };
 
 // Memory of one builder; kept from step to step, so that it only grows.

@@ -92,7 +92,7 @@ KDTREE_INLINE const float* read_weights(const WeightView& w, std::int64_t row, s
 
 // A few output features in hand, over one chunk of the input.
 struct WeightTile {
-  const float* rows[kTileOutputs];
+  const float* rows[kTileOutputs] = {};
   std::int64_t offset = 0;  // of the chunk in a row
   std::int64_t count = 0;   // elements of the chunk
 };

@@ -33,8 +33,8 @@ void check_weight(std::string_view name, const WeightView& w);
 void decode_weights(const WeightView& w, std::int64_t row, std::int64_t first, std::int64_t count,
                     float* to);
 
-// y[r][o] = sum_i w[o, i] * x[r][i] for r in [0, num_rows) and the output features o in [first,
-// last). The weight must have been checked.
+// y[r][o] = sum_i w[o, i] * x[r][i] for all num_rows rows r and the output features o from `first`
+// up to `last`. The weight must have been checked.
 struct LinearProduct {
   const WeightView& w;
   InputRows x;

@@ -74,7 +74,8 @@ nlohmann::json to_json(const ModelConfig& config) {
                          {"attention_bias", false},
                          {"rms_norm_eps", config.rms_norm_eps},
                          {"tie_word_embeddings", config.tie_word_embeddings}};
-  json["q_lora_rank"] = config.q_lora_rank == 0 ? nlohmann::json() : nlohmann::json(config.q_lora_rank);
+  json["q_lora_rank"] =
+      config.q_lora_rank == 0 ? nlohmann::json() : nlohmann::json(config.q_lora_rank);
   if (config.max_position_embeddings > 0) {
     json["max_position_embeddings"] = config.max_position_embeddings;
   }
@@ -90,22 +91,22 @@ nlohmann::json to_json(const ModelConfig& config) {
 }
 
 nlohmann::json to_json(const DrafterConfig& config) {
-  nlohmann::json json = {{"architectures", {"DFlashDraftModel"}},
-                         {"model_type", "qwen3"},
-                         {"vocab_size", config.vocab_size},
-                         {"hidden_size", config.hidden_size},
-                         {"intermediate_size", config.intermediate_size},
-                         {"num_hidden_layers", config.num_hidden_layers},
-                         {"num_attention_heads", config.num_attention_heads},
-                         {"num_key_value_heads", config.num_key_value_heads},
-                         {"head_dim", config.head_dim},
-                         {"hidden_act", "silu"},
-                         {"attention_bias", false},
-                         {"rms_norm_eps", config.rms_norm_eps},
-                         {"block_size", config.block_size},
-                         {"dflash_config",
-                          {{"mask_token_id", config.mask_token_id},
-                           {"target_layer_ids", config.target_layer_ids}}}};
+  nlohmann::json json = {
+      {"architectures", {"DFlashDraftModel"}},
+      {"model_type", "qwen3"},
+      {"vocab_size", config.vocab_size},
+      {"hidden_size", config.hidden_size},
+      {"intermediate_size", config.intermediate_size},
+      {"num_hidden_layers", config.num_hidden_layers},
+      {"num_attention_heads", config.num_attention_heads},
+      {"num_key_value_heads", config.num_key_value_heads},
+      {"head_dim", config.head_dim},
+      {"hidden_act", "silu"},
+      {"attention_bias", false},
+      {"rms_norm_eps", config.rms_norm_eps},
+      {"block_size", config.block_size},
+      {"dflash_config",
+       {{"mask_token_id", config.mask_token_id}, {"target_layer_ids", config.target_layer_ids}}}};
   add_rope(json, config.rope);
   if (config.quantization) {
     json["quantization_config"] = quantization_to_json(*config.quantization);

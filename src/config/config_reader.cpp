@@ -119,8 +119,7 @@ std::string ConfigReader::text(std::string_view key,
 }
 
 std::vector<std::int64_t> ConfigReader::integers_or_empty(std::string_view key,
-                                                          IntegerBounds bounds,
-                                                          bool scalar) const {
+                                                          IntegerBounds bounds, bool scalar) const {
   const nlohmann::json* value = find(key);
   if (value == nullptr) {
     return {};

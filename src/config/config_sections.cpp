@@ -29,9 +29,8 @@ RopeConfig read_yarn(const ConfigReader& scaling, std::int64_t max_positions) {
   rope.mscale = scaling.number_or("mscale", rope.mscale, {.low = 0, .high = 1e6});
   rope.mscale_all_dim =
       scaling.number_or("mscale_all_dim", rope.mscale_all_dim, {.low = 0, .high = 1e6});
-  rope.original_max_position_embeddings =
-      scaling.integer_or("original_max_position_embeddings", max_positions,
-                         {.low = 1, .high = kMaxPositions});
+  rope.original_max_position_embeddings = scaling.integer_or(
+      "original_max_position_embeddings", max_positions, {.low = 1, .high = kMaxPositions});
   scaling.require(rope.original_max_position_embeddings > 0, "original_max_position_embeddings",
                   "a positive integer, or max_position_embeddings beside it");
   if (scaling.find("attention_factor") != nullptr) {
@@ -135,12 +134,9 @@ nlohmann::json quantization_to_json(const QuantizationConfig& config) {
                                 {"input_activations", nullptr},
                                 {"output_activations", nullptr},
                                 {"weights", weights}};
-  return {{"quant_method", "compressed-tensors"},
-          {"format", "pack-quantized"},
-          {"quantization_status", "compressed"},
-          {"kv_cache_scheme", nullptr},
-          {"config_groups", {{"group_0", group}}},
-          {"ignore", {"lm_head"}}};
+  return {{"quant_method", "compressed-tensors"},  {"format", "pack-quantized"},
+          {"quantization_status", "compressed"},   {"kv_cache_scheme", nullptr},
+          {"config_groups", {{"group_0", group}}}, {"ignore", {"lm_head"}}};
 }
 
 }  // namespace kdtree

@@ -14,7 +14,7 @@ RopeConfig read_rope(const ConfigReader& config, std::int64_t max_positions);
 
 // What quantization_config says; `config` is the object that may hold it.
 struct QuantizationSection {
-  bool fp8 = false;                       // fp8 blocks of 128 x 128
+  bool fp8 = false;                        // fp8 blocks of 128 x 128
   std::optional<QuantizationConfig> int4;  // compressed-tensors pack-quantized
 };
 QuantizationSection read_quantization(const ConfigReader& config);

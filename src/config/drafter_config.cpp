@@ -19,9 +19,9 @@ constexpr IntegerBounds kBlock{.low = 2, .high = 1024};
 
 // Keys of DFlash's relatives that change the computation; absent, null or harmless here.
 void refuse_unsupported(const ConfigReader& config) {
-  for (const char* key : {"conv_kernel_size", "conv_group_size", "selector_rank",
-                          "selector_top_k", "gru_hidden_dim", "emb_dim",
-                          "final_logit_softcapping", "projector_type"}) {
+  for (const char* key :
+       {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "gru_hidden_dim",
+        "emb_dim", "final_logit_softcapping", "projector_type"}) {
     config.require_absent_or(key, nullptr);
   }
   for (const char* key : {"use_swa", "use_sliding_window", "causal", "is_causal",
@@ -88,9 +88,9 @@ void read_dflash(const ConfigReader& config, DrafterConfig& drafter) {
   refuse_unsupported(*dflash);
   const ConfigReader& block = config.find("block_size") != nullptr ? config : *dflash;
   drafter.block_size = block.integer("block_size", kBlock);
-  dflash->require(dflash->integer_or("block_size", drafter.block_size, kBlock) ==
-                      drafter.block_size,
-                  "block_size", "the same as the top level's block_size");
+  dflash->require(
+      dflash->integer_or("block_size", drafter.block_size, kBlock) == drafter.block_size,
+      "block_size", "the same as the top level's block_size");
   drafter.mask_token_id = dflash->integer("mask_token_id", kTokenId);
   dflash->require(drafter.mask_token_id < drafter.vocab_size, "mask_token_id",
                   fmt::format("an id below vocab_size {}", drafter.vocab_size));
@@ -136,8 +136,8 @@ DrafterConfig parse_drafter_config(const nlohmann::json& json, const std::string
 void check_drafter_fits(const DrafterConfig& drafter, const ModelConfig& target,
                         const std::string& origin) {
   require_input(drafter.hidden_size == target.hidden_size,
-                "{}: the drafter's hidden_size is {}, the target's {}", origin,
-                drafter.hidden_size, target.hidden_size);
+                "{}: the drafter's hidden_size is {}, the target's {}", origin, drafter.hidden_size,
+                target.hidden_size);
   require_input(drafter.vocab_size == target.vocab_size,
                 "{}: the drafter's vocab_size is {}, the target's {}", origin, drafter.vocab_size,
                 target.vocab_size);

@@ -54,10 +54,10 @@ nlohmann::json parse_json(std::string_view text, const std::string& origin) {
   KeyWatcher watcher(origin);
   try {
     // By reference: the parser copies the function object, and the watcher has state.
-    return nlohmann::json::parse(text, [&watcher](int depth, nlohmann::json::parse_event_t event,
-                                                  nlohmann::json& parsed) {
-      return watcher(depth, event, parsed);
-    });
+    return nlohmann::json::parse(
+        text, [&watcher](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
+          return watcher(depth, event, parsed);
+        });
   } catch (const nlohmann::json::exception& error) {
     // The library's own text begins with its error number in brackets.
     std::string_view cause = error.what();

@@ -70,16 +70,15 @@ void read_router(const ConfigReader& config, ModelConfig& model) {
       config.number_or("routed_scaling_factor", 1, {.low = 0, .high = 1e9});
 
   const std::int64_t experts = model.n_routed_experts;
-  model.num_experts_per_tok =
-      config.integer("num_experts_per_tok", {.low = 1, .high = experts});
+  model.num_experts_per_tok = config.integer("num_experts_per_tok", {.low = 1, .high = experts});
   model.n_group = config.integer_or("n_group", 1, {.low = 1, .high = experts});
   config.require(experts % model.n_group == 0, "n_group",
                  fmt::format("a divisor of n_routed_experts {}", experts));
   model.topk_group = config.integer_or("topk_group", 1, {.low = 1, .high = model.n_group});
   // noaux_tc rates a group by its two best experts.
-  config.require(model.topk_method != "noaux_tc" || model.n_group == 1 ||
-                     experts / model.n_group >= 2,
-                 "n_group", "groups of two experts at least with topk_method noaux_tc");
+  config.require(
+      model.topk_method != "noaux_tc" || model.n_group == 1 || experts / model.n_group >= 2,
+      "n_group", "groups of two experts at least with topk_method noaux_tc");
 }
 
 void read_experts(const ConfigReader& config, ModelConfig& model) {
@@ -105,8 +104,8 @@ std::optional<QuantizationConfig> read_all_quantization(const ConfigReader& top,
                                                         const ConfigReader& text) {
   const QuantizationSection outer = read_quantization(top);
   const QuantizationSection inner = read_quantization(text);
-  const bool both = top.find("quantization_config") != nullptr &&
-                    text.find("quantization_config") != nullptr;
+  const bool both =
+      top.find("quantization_config") != nullptr && text.find("quantization_config") != nullptr;
   const auto group_of = [](const QuantizationSection& section) {
     return section.int4 ? section.int4->group_size : 0;
   };
@@ -164,8 +163,7 @@ ModelConfig parse_model_config(const nlohmann::json& json, const std::string& or
   }
   read_architecture(top, "", {kKimiNested});
   top.text_or("model_type", "", {"kimi_k25"});
-  ModelConfig model =
-      read_model(top, *text, read_architecture(*text, kV3, {kV3, kV2}));
+  ModelConfig model = read_model(top, *text, read_architecture(*text, kV3, {kV3, kV2}));
   model.tensor_prefix = kNestedPrefix;
   return model;
 }

@@ -28,7 +28,7 @@ struct RunConfig {
   bool dump_steps = false;
   std::string output_format = "text";
   bool verify_golden = false;
-  std::int64_t threads = 0;  // 0: the cores shared among the ranks of the host
+  std::int64_t threads = 0;  // 0: OMP_NUM_THREADS, else the host's cores shared among its ranks
   std::string log_level = "info";
 };
 

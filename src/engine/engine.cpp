@@ -31,6 +31,8 @@ double& stage_time(StageTimes& times, Stage stage) {
   return times[static_cast<std::size_t>(stage)];
 }
 
+}  // namespace
+
 void check_requests(const std::vector<Request>& requests, const ModelConfig& config,
                     const EngineOptions& options) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -55,8 +57,6 @@ void check_requests(const std::vector<Request>& requests, const ModelConfig& con
                   request.max_new_tokens);
   }
 }
-
-}  // namespace
 
 Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& backend,
                Communicator& communicator, ProcessGroup& group)

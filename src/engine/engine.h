@@ -15,6 +15,12 @@
 
 namespace kdtree {
 
+// InputError unless the engine can decode all `requests`: an empty prompt, a token outside the
+// vocabulary, a prompt that leaves no room in max_context, no tokens asked for. Engine::generate
+// checks too; callers ask before they load a model of many minutes.
+void check_requests(const std::vector<Request>& requests, const ModelConfig& config,
+                    const EngineOptions& options);
+
 class Engine {
  public:
   // Every rank makes one, with equal options. Allocates caches and workspaces; nothing is allocated
@@ -26,8 +32,7 @@ class Engine {
 
   // Decodes the requests of rank 0 (the other ranks' are ignored), batch_size at a time.
   // Collective. On rank 0 `on_result` gets each result, in the order of the requests. AgreedError
-  // on every rank if a request is not valid: an empty prompt, a token outside the vocabulary, a
-  // prompt that leaves no room in max_context, no tokens asked for.
+  // on every rank if a request is not valid (check_requests).
   void generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result);
 
  private:

@@ -24,6 +24,15 @@ LoadOptions for_ranks(const LoadOptions& load, const ProcessGroup& group,
   return result;
 }
 
+// Whoever asks for quantised weights asks it of the target: a drafter without any is no error.
+LoadOptions for_drafter(const LoadOptions& load) {
+  LoadOptions result = load;
+  if (result.weights == WeightsChoice::kQuantized) {
+    result.weights = WeightsChoice::kAuto;
+  }
+  return result;
+}
+
 }  // namespace
 
 StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
@@ -89,7 +98,7 @@ MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options,
   if (source.drafter && options.mode != Mode::kPlain) {
     const DrafterConfig& drafter = source.drafter->config;
     const DrafterPartition drafter_part = drafter_partition(drafter, load);
-    plan.entries.push_back({"drafter weights", drafter_bytes(*source.drafter, load)});
+    plan.entries.push_back({"drafter weights", drafter_bytes(*source.drafter, for_drafter(load))});
     plan.entries.push_back(
         {"drafter cache",
          2 * LatentKvCache::bytes(Drafter::cache_sizes(drafter, drafter_part, sizes.drafter),
@@ -134,7 +143,7 @@ LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options
   check_memory(memory_plan(source, options, load_, backend), group, backend);
   target_weights_ = load_target(source.target, placement_, load_, backend);
   if (source.drafter && options.mode != Mode::kPlain) {
-    drafter_weights_ = load_drafter(*source.drafter, load_, backend);
+    drafter_weights_ = load_drafter(*source.drafter, for_drafter(load_), backend);
   }
 }
 

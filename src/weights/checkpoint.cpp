@@ -157,9 +157,8 @@ bool has_packed_mlp(const TensorTable& table) {
                                    std::string_view("mlp.shared_experts.down_proj.weight_packed"),
                                    std::string_view("mlp.shared_experts.down_proj.weight.qw")};
   return std::any_of(table.begin(), table.end(), [&kEndings](const auto& item) {
-    return std::any_of(kEndings.begin(), kEndings.end(), [&item](std::string_view ending) {
-      return item.first.ends_with(ending);
-    });
+    return std::any_of(kEndings.begin(), kEndings.end(),
+                       [&item](std::string_view ending) { return item.first.ends_with(ending); });
   });
 }
 
@@ -209,8 +208,8 @@ void check_no_stray_part(const KdtrHeader& header, const std::string& path, cons
                          bool drafter) {
   if (bundle_config(header.json, path, part) == nullptr) {
     const RawTable stray = part_of(header.tensors, drafter);
-    require_input(stray.empty(), "{}: tensors of the {} ('{}', ...) but no {}.config", path, part,
-                  stray.empty() ? "" : stray.begin()->first, part);
+    require_input(stray.empty(), "{}: tensors of the {} ('{}{}', ...) but no {}.config", path, part,
+                  drafter ? kDrafterPrefix : "", stray.empty() ? "" : stray.begin()->first, part);
   }
 }
 

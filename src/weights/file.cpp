@@ -33,7 +33,9 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
   size_ = status.st_size;
 }
 
-InputFile::~InputFile() { ::close(descriptor_); }
+InputFile::~InputFile() {
+  ::close(descriptor_);
+}
 
 void InputFile::read(std::int64_t offset, std::int64_t bytes, void* target) const {
   auto* place = static_cast<char*>(target);

@@ -1,4 +1,5 @@
-// Files: positioned reads that several threads may share, and writes that appear whole or not at all.
+// Files: positioned reads that several threads may share, and writes that appear whole or not at
+// all.
 #pragma once
 
 #include <cstdint>

@@ -44,8 +44,8 @@ std::string printable(std::string_view bytes) {
   std::string text;
   for (const char byte : bytes) {
     const bool plain = byte >= 0x20 && byte < 0x7f;
-    text += plain ? std::string(1, byte)
-                  : fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+    text +=
+        plain ? std::string(1, byte) : fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
   }
   return text;
 }
@@ -67,8 +67,9 @@ Prefix read_prefix(const InputFile& file) {
                 kKdtrVersion);
   require_input(prefix.reserved == 0, "{}: bytes 24 to 31 hold {:#x}, expected zero", path,
                 prefix.reserved);
-  require_input(prefix.header_bytes <= kMaxHeaderBytes, "{}: header of {} bytes, at most {} expected",
-                path, prefix.header_bytes, kMaxHeaderBytes);
+  require_input(prefix.header_bytes <= kMaxHeaderBytes,
+                "{}: header of {} bytes, at most {} expected", path, prefix.header_bytes,
+                kMaxHeaderBytes);
   const auto end = kPrefixBytes + static_cast<std::int64_t>(prefix.header_bytes);
   require_input(end <= file.size(), "{}: truncated: the header ends at byte {}, the file has {}",
                 path, end, file.size());
@@ -91,8 +92,8 @@ std::uint64_t read_checksum(const nlohmann::json& entry, const std::string& plac
   constexpr std::size_t kDigits = 16;
   constexpr int kHexadecimal = 16;
   const std::string text = header_text(entry, "checksum", place);
-  const bool good = text.size() == kDigits &&
-                    text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  const bool good =
+      text.size() == kDigits && text.find_first_not_of("0123456789abcdef") == std::string::npos;
   require_input(good, "{}: checksum is {}, expected 16 lower-case hexadecimal digits", place,
                 describe_json(text));
   return std::stoull(text, nullptr, kHexadecimal);
@@ -114,9 +115,8 @@ RawTensor read_entry(const nlohmann::json& entry, std::int64_t data_start,
   tensor.shape = read_shape(entry, tensor.dtype, tensor.bytes, place);
   tensor.checksum = read_checksum(entry, place);
   const std::int64_t offset = read_integer(entry, "offset", place);
-  require_input(offset % alignment_of(tensor.bytes) == 0,
-                "{}: offset {} is not a multiple of {}", place, offset,
-                alignment_of(tensor.bytes));
+  require_input(offset % alignment_of(tensor.bytes) == 0, "{}: offset {} is not a multiple of {}",
+                place, offset, alignment_of(tensor.bytes));
   tensor.file_offset = data_start + offset;
   return tensor;
 }

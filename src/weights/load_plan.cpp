@@ -89,7 +89,7 @@ class Planner {
 
   void plan_vector(const TensorSpec& spec, const StoredCopy& copy) {
     const std::int64_t size = spec.shape[0];
-    LoadRegion region = make_region(spec, *copy.values, {0, 1}, {0, size});
+    LoadRegion region = make_region(*copy.values, {0, 1}, {0, size});
     region.total_columns = size;
     set_float_output(region, DType::kFloat32);
     plan_.vectors.push_back({spec.name, size, add_region(spec, region)});
@@ -110,8 +110,7 @@ class Planner {
       plan_floats(spec, copy, {rows, columns}, matrix);
     }
     if (copy.packed_shape != nullptr) {
-      plan_.shape_checks.push_back(
-          {spec.name + "_shape", copy.packed_shape, spec.shape[0], spec.shape[1]});
+      plan_.shape_checks.push_back({copy.packed_shape, spec.shape[0], spec.shape[1]});
     }
     plan_.matrices.push_back(std::move(matrix));
   }
@@ -122,14 +121,13 @@ class Planner {
     matrix.view.format = WeightFormat::kInt4Group;
     matrix.view.scale_dtype = copy.scales->dtype;
     matrix.view.group_size = copy.group_size;
-    LoadRegion words = make_region(spec, *copy.values, rows,
-                                   {columns.begin / kInt4PerWord, columns.end / kInt4PerWord});
+    LoadRegion words =
+        make_region(*copy.values, rows, {columns.begin / kInt4PerWord, columns.end / kInt4PerWord});
     words.total_columns = spec.shape[1] / kInt4PerWord;
     words.output = copy.values->dtype;
     matrix.data_offset = add_region(spec, words);
-    LoadRegion scales =
-        make_region(spec, *copy.scales, rows,
-                    {columns.begin / copy.group_size, columns.end / copy.group_size});
+    LoadRegion scales = make_region(
+        *copy.scales, rows, {columns.begin / copy.group_size, columns.end / copy.group_size});
     scales.total_columns = spec.shape[1] / copy.group_size;
     scales.output = copy.scales->dtype;
     matrix.scales_offset = add_region(spec, scales);
@@ -137,15 +135,15 @@ class Planner {
 
   void plan_floats(const TensorSpec& spec, const StoredCopy& copy,
                    const std::pair<Range, Range>& block, PlannedMatrix& matrix) {
-    LoadRegion region = make_region(spec, *copy.values, block.first, block.second);
+    LoadRegion region = make_region(*copy.values, block.first, block.second);
     region.total_columns = spec.shape[1];
     const bool round = input_.options.round_to_bfloat16 && !spec.keep_float32;
-    const bool narrow = round || (copy.form == StorageForm::kPlain &&
-                                  copy.values->dtype == DType::kBFloat16);
+    const bool narrow =
+        round || (copy.form == StorageForm::kPlain && copy.values->dtype == DType::kBFloat16);
     set_float_output(region, narrow ? DType::kBFloat16 : DType::kFloat32);
     if (copy.form != StorageForm::kPlain) {
-      region.decode = copy.form == StorageForm::kInt4 ? LoadRegion::Decode::kInt4
-                                                      : LoadRegion::Decode::kFloat8;
+      region.decode =
+          copy.form == StorageForm::kInt4 ? LoadRegion::Decode::kInt4 : LoadRegion::Decode::kFloat8;
       region.scales = copy.scales;
       region.group_size = copy.group_size;
     }
@@ -153,10 +151,8 @@ class Planner {
     matrix.data_offset = add_region(spec, region);
   }
 
-  static LoadRegion make_region(const TensorSpec& spec, const StoredTensor& values, Range rows,
-                                Range columns) {
+  static LoadRegion make_region(const StoredTensor& values, Range rows, Range columns) {
     LoadRegion region;
-    region.name = spec.name;
     region.values = &values;
     region.rows = rows;
     region.columns = columns;
@@ -165,8 +161,8 @@ class Planner {
 
   static void set_float_output(LoadRegion& region, DType output) {
     region.output = output;
-    region.decode = region.values->dtype == output ? LoadRegion::Decode::kCopy
-                                                   : LoadRegion::Decode::kWiden;
+    region.decode =
+        region.values->dtype == output ? LoadRegion::Decode::kCopy : LoadRegion::Decode::kWiden;
   }
 
   // Gives the region its place in device memory, which is returned.
@@ -193,14 +189,14 @@ class Planner {
     const bool whole = all_rows && region.columns.size() == region.total_columns;
     // Block scales are always read whole; group scales go with the rows.
     const bool scales_whole = region.decode == LoadRegion::Decode::kFloat8 || whole;
-    add_checksum(region.name, region.values, whole);
-    add_checksum(region.name, region.scales, scales_whole && region.device_bytes() > 0);
+    add_checksum(region.values, whole);
+    add_checksum(region.scales, scales_whole && region.device_bytes() > 0);
   }
 
-  void add_checksum(const std::string& name, const StoredTensor* tensor, bool read_anyway) {
+  void add_checksum(const StoredTensor* tensor, bool read_anyway) {
     if (tensor != nullptr && tensor->checksum && !read_anyway &&
         number_of_.at(tensor) % input_.options.world_size == input_.options.rank) {
-      plan_.checksum_only.emplace_back(name, tensor);
+      plan_.checksum_only.push_back(tensor);
     }
   }
 
@@ -212,6 +208,8 @@ class Planner {
 
 }  // namespace
 
-LoadPlan make_load_plan(const PlanInput& input) { return Planner(input).run(); }
+LoadPlan make_load_plan(const PlanInput& input) {
+  return Planner(input).run();
+}
 
 }  // namespace kdtree

@@ -24,7 +24,6 @@ struct LoadRegion {
   };
 
   Decode decode = Decode::kCopy;
-  std::string name;                      // of the matrix or vector, for errors
   const StoredTensor* values = nullptr;  // [rows, columns]; a vector counts as one row
   const StoredTensor* scales = nullptr;  // kInt4 and kFloat8 only
   std::int64_t group_size = 0;           // kInt4 only
@@ -55,7 +54,6 @@ struct PlannedVector {
 
 // weight_shape beside packed words: must hold (rows, columns).
 struct ShapeCheck {
-  std::string name;
   const StoredTensor* tensor = nullptr;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -67,7 +65,7 @@ struct LoadPlan {
   std::vector<PlannedVector> vectors;
   std::vector<ShapeCheck> shape_checks;
   // Read whole for their checksum only, because no rank reads all of them.
-  std::vector<std::pair<std::string, const StoredTensor*>> checksum_only;
+  std::vector<const StoredTensor*> checksum_only;
   std::vector<std::pair<std::string, std::string>> aliases;  // name, name that it stands for
   std::int64_t device_bytes = 0;
 };

@@ -85,9 +85,8 @@ void run_shape_check(const FileSet& files, const ShapeCheck& shape) {
   const std::int64_t rows = read_stored_integer(*shape.tensor, data.data(), 0);
   const std::int64_t columns = read_stored_integer(*shape.tensor, data.data(), 1);
   require_input(rows == shape.rows && columns == shape.columns,
-                "{} holds [{}, {}], expected [{}, {}]",
-                tensor_place(shape.tensor->file, shape.name), rows, columns, shape.rows,
-                shape.columns);
+                "{} holds [{}, {}], expected [{}, {}]", tensor_place(*shape.tensor), rows, columns,
+                shape.rows, shape.columns);
 }
 
 // Carries a plan out: reads on threads, uploads on the calling one.
@@ -128,8 +127,7 @@ class PlanRunner {
       if (item < num_regions) {
         load(plan_.regions[item]);
       } else if (item < num_regions + num_checksums) {
-        const auto& [name, tensor] = plan_.checksum_only[item - num_regions];
-        verify_tensor(files_, *tensor, name, kPieceBytes);
+        verify_tensor(files_, *plan_.checksum_only[item - num_regions], kPieceBytes);
       } else {
         run_shape_check(files_, plan_.shape_checks[item - num_regions - num_checksums]);
       }
@@ -169,15 +167,15 @@ void add_views(const LoadPlan& plan, const std::byte* device, WeightStore& store
     WeightView view = matrix.view;
     if (view.out_features > 0 && view.in_features > 0) {
       view.data = device + matrix.data_offset;
-      view.scales = view.format == WeightFormat::kInt4Group ? device + matrix.scales_offset
-                                                            : nullptr;
+      view.scales =
+          view.format == WeightFormat::kInt4Group ? device + matrix.scales_offset : nullptr;
     }
     store.add_matrix(matrix.name, view, {});
   }
   for (const PlannedVector& vector : plan.vectors) {
-    store.add_vector(
-        vector.name,
-        ConstTensorView(device + vector.offset, DType::kFloat32, Shape{vector.size}), {});
+    store.add_vector(vector.name,
+                     ConstTensorView(device + vector.offset, DType::kFloat32, Shape{vector.size}),
+                     {});
   }
   for (const auto& [name, original] : plan.aliases) {
     store.add_matrix(name, store.matrix(original), {});

@@ -32,10 +32,10 @@ float decode_float8(std::uint8_t bits) {
   constexpr int kMantissaBits = 3;
   const int exponent = (bits >> kMantissaBits) & 15;
   const int mantissa = bits & 7;
-  float magnitude = exponent == 0
-                        ? std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissaBits)
-                        : std::ldexp(static_cast<float>(8 + mantissa),
-                                     exponent - kBias - kMantissaBits);
+  float magnitude =
+      exponent == 0
+          ? std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissaBits)
+          : std::ldexp(static_cast<float>(8 + mantissa), exponent - kBias - kMantissaBits);
   if ((bits & 0x7fU) == 0x7fU) {
     magnitude = std::numeric_limits<float>::quiet_NaN();
   }
@@ -54,7 +54,7 @@ std::array<float, 256> make_float8_table() {
 
 float float_from_float16(std::uint16_t bits) {
   constexpr int kMantissaBits = 10;
-  constexpr int kMantissaShift = 13;  // 23 bits of a float32 minus 10
+  constexpr int kMantissaShift = 13;           // 23 bits of a float32 minus 10
   constexpr std::uint32_t kExponentGap = 112;  // bias 127 minus 15
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
   const std::uint32_t exponent = (bits >> kMantissaBits) & 31U;
@@ -73,6 +73,9 @@ float float_from_float8_e4m3(std::uint8_t bits) {
 }
 
 void widen(DType dtype, const void* source, std::span<float> out) {
+  if (out.empty()) {
+    return;  // memcpy wants no null pointer, not even for nothing
+  }
   switch (dtype) {
     case DType::kFloat32:
       std::memcpy(out.data(), source, out.size_bytes());
@@ -98,6 +101,9 @@ void widen(DType dtype, const void* source, std::span<float> out) {
 }
 
 void narrow(std::span<const float> values, DType dtype, void* out) {
+  if (values.empty()) {
+    return;
+  }
   if (dtype == DType::kFloat32) {
     std::memcpy(out, values.data(), values.size_bytes());
     return;
@@ -113,8 +119,8 @@ void dequantize_int4(std::span<const std::uint32_t> words, std::span<const float
                      std::int64_t group_size, std::span<float> out) {
   const auto group = static_cast<std::size_t>(group_size);
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const std::uint32_t code = (words[i / kInt4PerWord] >> (kInt4Bits * (i % kInt4PerWord))) &
-                               kInt4Mask;
+    const std::uint32_t code =
+        (words[i / kInt4PerWord] >> (kInt4Bits * (i % kInt4PerWord))) & kInt4Mask;
     out[i] = static_cast<float>(static_cast<std::int64_t>(code) - kInt4Offset) * scales[i / group];
   }
 }

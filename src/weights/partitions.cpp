@@ -13,8 +13,8 @@ void check_rank(const LoadOptions& options) {
 // Packed columns are divided between groups; gate and up rows follow the same cuts.
 std::int64_t mlp_unit(const std::optional<QuantizationConfig>& quantization,
                       const LoadOptions& options) {
-  const bool packed = quantization && quantization->mlp_is_packed &&
-                      options.weights != WeightsChoice::kOriginal;
+  const bool packed =
+      quantization && quantization->mlp_is_packed && options.weights != WeightsChoice::kOriginal;
   return packed ? quantization->group_size : 1;
 }
 

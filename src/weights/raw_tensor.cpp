@@ -20,10 +20,10 @@ struct NamedBits {
   std::int64_t bits;
 };
 constexpr std::array<NamedBits, 22> kDtypeBits = {{
-    {"BOOL", 8},        {"F4", 4},          {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
-    {"I8", 8},          {"F8_E5M2", 8},     {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"I16", 16},        {"U16", 16},    {"F16", 16},    {"BF16", 16},
-    {"I32", 32},        {"U32", 32},        {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
     {"I64", 64},        {"U64", 64},
 }};
 
@@ -51,6 +51,10 @@ std::string tensor_place(std::string_view file, std::string_view name) {
   return fmt::format("{}: tensor {}", file, describe_json(name));
 }
 
+std::string tensor_place(const StoredTensor& tensor) {
+  return tensor_place(tensor.file, tensor.name);
+}
+
 StoredTensor to_stored(const std::string& file, const std::string& name, const RawTensor& raw) {
   const auto dtype =
       std::find_if(kUsableDtypes.begin(), kUsableDtypes.end(),
@@ -62,6 +66,7 @@ StoredTensor to_stored(const std::string& file, const std::string& name, const R
   return {.dtype = *dtype,
           .shape = Shape(std::span<const std::int64_t>(raw.shape)),
           .file = file,
+          .name = name,
           .file_offset = raw.file_offset,
           .bytes = raw.bytes,
           .checksum = raw.checksum};

@@ -37,6 +37,8 @@ struct TensorInfo {
 // "`file`: tensor '`name`'": how every error about a tensor begins.
 std::string tensor_place(std::string_view file, std::string_view name);
 
+std::string tensor_place(const StoredTensor& tensor);
+
 // The tensor for use. InputError if the dtype is none of DType or the rank exceeds Shape's.
 StoredTensor to_stored(const std::string& file, const std::string& name, const RawTensor& raw);
 

@@ -11,7 +11,9 @@ namespace kdtree {
 
 namespace {
 
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+std::size_t to_size(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
 
 }  // namespace
 
@@ -23,7 +25,7 @@ FileSet::FileSet(const LoadPlan& plan) {
   for (const ShapeCheck& shape : plan.shape_checks) {
     open(shape.tensor);
   }
-  for (const auto& [name, tensor] : plan.checksum_only) {
+  for (const StoredTensor* tensor : plan.checksum_only) {
     open(tensor);
   }
 }
@@ -47,15 +49,14 @@ void StreamingChecksum::add(const void* data, std::int64_t bytes) {
   XXH3_64bits_update(state_.get(), data, to_size(bytes));
 }
 
-void StreamingChecksum::verify(const StoredTensor& tensor, const std::string& name) const {
+void StreamingChecksum::verify(const StoredTensor& tensor) const {
   const std::uint64_t found = XXH3_64bits_digest(state_.get());
   require_input(found == *tensor.checksum,
                 "{}: checksum is {:016x}, expected {:016x}: the file is damaged",
-                tensor_place(tensor.file, name), found, *tensor.checksum);
+                tensor_place(tensor), found, *tensor.checksum);
 }
 
-void verify_tensor(const FileSet& files, const StoredTensor& tensor, const std::string& name,
-                   std::int64_t piece_bytes) {
+void verify_tensor(const FileSet& files, const StoredTensor& tensor, std::int64_t piece_bytes) {
   std::vector<std::byte> piece(to_size(std::min(piece_bytes, tensor.bytes)));
   StreamingChecksum checksum;
   for (std::int64_t offset = 0; offset < tensor.bytes; offset += piece_bytes) {
@@ -63,7 +64,7 @@ void verify_tensor(const FileSet& files, const StoredTensor& tensor, const std::
     files.read(tensor, offset, bytes, piece.data());
     checksum.add(piece.data(), bytes);
   }
-  checksum.verify(tensor, name);
+  checksum.verify(tensor);
 }
 
 RegionReader::RegionReader(const FileSet& files, const LoadRegion& region, bool verify)
@@ -78,7 +79,7 @@ RegionReader::RegionReader(const FileSet& files, const LoadRegion& region, bool 
   if (region.decode == LoadRegion::Decode::kFloat8) {
     load_block_scales();
     if (verify && region.scales->checksum) {
-      scales_checksum_.verify(*region.scales, region.name);
+      scales_checksum_.verify(*region.scales);
     }
   }
 }
@@ -92,9 +93,8 @@ void RegionReader::read_block(const Block& block, void* out) const {
     return;
   }
   for (std::int64_t row = 0; row < block.count; ++row) {
-    files_.read(block.tensor,
-                (block.first_row + row) * row_bytes + block.columns.begin * element, part_bytes,
-                static_cast<std::byte*>(out) + row * part_bytes);
+    files_.read(block.tensor, (block.first_row + row) * row_bytes + block.columns.begin * element,
+                part_bytes, static_cast<std::byte*>(out) + row * part_bytes);
   }
 }
 
@@ -194,10 +194,10 @@ void RegionReader::float8_rows(std::int64_t first, std::int64_t count, void* out
 
 void RegionReader::finish() {
   if (verify_values_) {
-    values_checksum_.verify(*region_.values, region_.name);
+    values_checksum_.verify(*region_.values);
   }
   if (verify_scales_) {
-    scales_checksum_.verify(*region_.scales, region_.name);
+    scales_checksum_.verify(*region_.scales);
   }
 }
 

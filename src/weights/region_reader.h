@@ -34,7 +34,7 @@ class StreamingChecksum {
   StreamingChecksum();
   void add(const void* data, std::int64_t bytes);
   // InputError, naming file and tensor, unless the bytes so far give tensor.checksum.
-  void verify(const StoredTensor& tensor, const std::string& name) const;
+  void verify(const StoredTensor& tensor) const;
 
  private:
   struct Free {
@@ -44,8 +44,7 @@ class StreamingChecksum {
 };
 
 // Reads all of a tensor, `piece_bytes` at a time, and verifies its checksum.
-void verify_tensor(const FileSet& files, const StoredTensor& tensor, const std::string& name,
-                   std::int64_t piece_bytes);
+void verify_tensor(const FileSet& files, const StoredTensor& tensor, std::int64_t piece_bytes);
 
 class RegionReader {
  public:

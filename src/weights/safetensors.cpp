@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "config/json_text.h"
 #include "core/check.h"
@@ -121,8 +121,7 @@ void write_safetensors(const std::string& path, const std::vector<TensorInfo>& i
   for (const std::size_t index : order) {
     const std::span<const std::byte> bytes = data(index);
     check(static_cast<std::int64_t>(bytes.size()) == infos[index].bytes(),
-          "{}: {} bytes given, {} expected", infos[index].name, bytes.size(),
-          infos[index].bytes());
+          "{}: {} bytes given, {} expected", infos[index].name, bytes.size(), infos[index].bytes());
     file.write(place, bytes.data(), infos[index].bytes());
     place += infos[index].bytes();
   }

@@ -12,17 +12,16 @@ namespace kdtree {
 
 namespace {
 
-void expect_stored(const StoredTensor& tensor, const std::string& name, const Shape& shape,
+void expect_stored(const StoredTensor& tensor, const Shape& shape,
                    std::initializer_list<DType> dtypes) {
   std::string names;
   for (const DType dtype : dtypes) {
     names += fmt::format("{}{}", names.empty() ? "" : " or ", dtype_name(dtype));
   }
   require_input(std::find(dtypes.begin(), dtypes.end(), tensor.dtype) != dtypes.end(),
-                "{} is {}, expected {}", tensor_place(tensor.file, name),
-                dtype_name(tensor.dtype), names);
-  require_input(tensor.shape == shape, "{} has shape {}, expected {}",
-                tensor_place(tensor.file, name), tensor.shape.to_string(), shape.to_string());
+                "{} is {}, expected {}", tensor_place(tensor), dtype_name(tensor.dtype), names);
+  require_input(tensor.shape == shape, "{} has shape {}, expected {}", tensor_place(tensor),
+                tensor.shape.to_string(), shape.to_string());
 }
 
 std::int64_t divide_up(std::int64_t value, std::int64_t divisor) {
@@ -46,36 +45,35 @@ const StoredTensor* StorageResolver::take(const std::string& name) {
 
 StoredCopy StorageResolver::int4_copy(const TensorSpec& spec, const StoredTensor& words,
                                       const std::string& scales_name) {
-  const std::string place = tensor_place(words.file, spec.name);
+  const std::string place = tensor_place(words);
   require_input(quantization_.has_value(),
                 "{} is packed INT4, but the config states no quantisation", place);
   const std::int64_t group = quantization_->group_size;
   const std::int64_t rows = spec.shape[0];
   const std::int64_t columns = spec.shape[1];
-  require_input(columns % group == 0, "{} is packed INT4, but groups of {} do not divide {} columns",
-                place, group, columns);
-  expect_stored(words, spec.name, {rows, columns / kInt4PerWord}, {DType::kInt32});
+  require_input(columns % group == 0,
+                "{} is packed INT4, but groups of {} do not divide {} columns", place, group,
+                columns);
+  expect_stored(words, {rows, columns / kInt4PerWord}, {DType::kInt32});
   const StoredTensor* scales = take(scales_name);
   require_input(scales != nullptr, "{} is packed INT4, but '{}' is missing", place, scales_name);
-  expect_stored(*scales, scales_name, {rows, columns / group},
-                {DType::kFloat32, DType::kBFloat16});
+  expect_stored(*scales, {rows, columns / group}, {DType::kFloat32, DType::kBFloat16});
   return {.form = StorageForm::kInt4, .values = &words, .scales = scales, .group_size = group};
 }
 
 StoredCopy StorageResolver::original_copy(const TensorSpec& spec, const StoredTensor& values) {
   const std::string scales_name = spec.name + "_scale_inv";
   if (values.dtype != DType::kFloat8E4M3 || !spec.may_be_quantized) {
-    expect_stored(values, spec.name, spec.shape,
-                  {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+    expect_stored(values, spec.shape, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
     require_input(!table_.contains(scales_name), "{} is {}, but '{}' belongs to fp8 values",
-                  tensor_place(values.file, spec.name), dtype_name(values.dtype), scales_name);
+                  tensor_place(values), dtype_name(values.dtype), scales_name);
     return {.form = StorageForm::kPlain, .values = &values};
   }
-  expect_stored(values, spec.name, spec.shape, {DType::kFloat8E4M3});
+  expect_stored(values, spec.shape, {DType::kFloat8E4M3});
   const StoredTensor* scales = take(scales_name);
-  require_input(scales != nullptr, "{} is fp8, but '{}' is missing",
-                tensor_place(values.file, spec.name), scales_name);
-  expect_stored(*scales, scales_name,
+  require_input(scales != nullptr, "{} is fp8, but '{}' is missing", tensor_place(values),
+                scales_name);
+  expect_stored(*scales,
                 {divide_up(spec.shape[0], kFloat8Block), divide_up(spec.shape[1], kFloat8Block)},
                 {DType::kFloat32, DType::kBFloat16});
   return {.form = StorageForm::kFloat8, .values = &values, .scales = scales};
@@ -96,8 +94,7 @@ StoredCopies StorageResolver::resolve(const TensorSpec& spec) {
       copies.quantized = int4_copy(spec, *packed, spec.name + "_scale");
       copies.quantized->packed_shape = take(spec.name + "_shape");
       if (copies.quantized->packed_shape != nullptr) {
-        expect_stored(*copies.quantized->packed_shape, spec.name + "_shape", {2},
-                      {DType::kInt64, DType::kInt32});
+        expect_stored(*copies.quantized->packed_shape, {2}, {DType::kInt64, DType::kInt32});
       }
     } else if (words != nullptr) {
       copies.quantized = int4_copy(spec, *words, spec.name + ".sc");
@@ -111,8 +108,8 @@ StoredCopies StorageResolver::resolve(const TensorSpec& spec) {
 
 void StorageResolver::require_nothing_left() const {
   for (const auto& [name, tensor] : table_) {
-    require_input(taken_.contains(&tensor), "{} is unknown: a model of this config has no use for it",
-                  tensor_place(tensor.file, name));
+    require_input(taken_.contains(&tensor),
+                  "{} is unknown: a model of this config has no use for it", tensor_place(tensor));
   }
 }
 

@@ -42,8 +42,7 @@ void UploadQueue::stop(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-void UploadQueue::upload_all(Backend& backend,
-                             const std::function<void(std::int64_t)>& uploaded) {
+void UploadQueue::upload_all(Backend& backend, const std::function<void(std::int64_t)>& uploaded) {
   while (true) {
     std::deque<std::unique_ptr<UploadSlot>> pieces;
     {

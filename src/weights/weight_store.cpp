@@ -22,8 +22,7 @@ bool WeightStore::contains(const std::string& name) const {
   return matrices_.contains(name) || vectors_.contains(name);
 }
 
-void WeightStore::add_matrix(const std::string& name, WeightView view,
-                             std::vector<Buffer> memory) {
+void WeightStore::add_matrix(const std::string& name, WeightView view, std::vector<Buffer> memory) {
   check(!contains(name), "{} is added twice", name);
   matrices_.emplace(name, view);
   for (Buffer& buffer : memory) {

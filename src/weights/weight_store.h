@@ -30,7 +30,8 @@ struct LoadOptions {
   // bf16 ones are never widened: that loses nothing and costs memory. The router, norms and biases
   // are never rounded.
   bool round_to_bfloat16 = false;
-  // Every rank holds the whole shared experts (all-to-all exchange) rather than a part of their width (all-reduce).
+  // Every rank holds the whole shared experts (all-to-all exchange) rather than a part of their
+  // width (all-reduce).
   bool replicate_shared_experts = false;
   // Of bundles, whose tensors have checksums: what this rank reads whole, and its share of the
   // tensors that the ranks read in parts.
@@ -42,7 +43,8 @@ struct LoadOptions {
 // Owns the device memory; views stay valid for its lifetime.
 class WeightStore {
  public:
-  // Matrix `name` ("model.layers.0.mlp.gate_proj.weight"): this rank's part. Error if it was not loaded.
+  // Matrix `name` ("model.layers.0.mlp.gate_proj.weight"): this rank's part. Error if it was not
+  // loaded.
   const WeightView& matrix(const std::string& name) const;
   // Vector `name` as float32.
   ConstTensorView vector(const std::string& name) const;
@@ -74,8 +76,9 @@ struct TargetPartition {
 TargetPartition target_partition(const ModelConfig& config, const LoadOptions& options);
 
 struct DrafterPartition {
-  Range heads;            // query heads; may be empty
-  Range key_value_heads;  // those that the query heads read; neighbouring ranks may hold the same one
+  Range heads;  // query heads; may be empty
+  Range
+      key_value_heads;  // those that the query heads read; neighbouring ranks may hold the same one
   Range intermediate;
   Range context;  // rows of fc.weight
 };

@@ -34,7 +34,7 @@ TOP_LEVEL_FILES = {
     ".gitignore", ".ci",
 }
 
-GPU_FOLDERS = ("kernels/cuda/", "comm/nccl/", "comm/staged/", "comm/peer/")
+GPU_FOLDERS = ("kernels/cuda/", "comm/nccl/", "comm/staged/", "comm/peer/", "tests/gpu_mpi/")
 MPI_FOLDERS = ("comm/mpi/", "comm/staged/", "launch/", "tests/")
 # The two places that choose among implementations, and so may know the GPU ones.
 FACTORIES = {"kernels/make_backend.cpp", "comm/make_communicator.cpp"}

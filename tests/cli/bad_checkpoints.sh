@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Files that are damaged, incomplete or of another kind, on one rank and (a representative of each
+# kind) on three.
+source "$(dirname "${BASH_SOURCE[0]}")/support/common.sh"
+
+"$python" "$support/break_models.py" "$KDTREE_TEST_DATA" "$goldens" "$work"
+cd "$work"
+prompt=(--prompt-ids '1,2,3' --max-new-tokens 2 --threads 1)
+target=$goldens/dflash_trained_bf16/target
+
+# --- A bundle or directory that must not load -----------------------------------------------------
+
+refused 0 'none.kdtr: no such file or directory' generate --model none.kdtr "${prompt[@]}"
+# MODEL WORDS
+while read -r model words; do
+  refused 0 "$words" generate --model "$model" "${prompt[@]}"
+done <<'CASES'
+empty.kdtr empty.kdtr: not a KDTR bundle: begins with '', expected 'KDTR'
+prefix.kdtr prefix.kdtr: truncated: 20 bytes
+header.kdtr header.kdtr: truncated: the header ends at byte
+data.kdtr data.kdtr: truncated: expected
+longer.kdtr something follows the last tensor
+magic.kdtr magic.kdtr: not a KDTR bundle: begins with 'GGUF', expected 'KDTR'
+version.kdtr version.kdtr: format version 2; this program reads up to 1
+huge_header.kdtr huge_header.kdtr: header of 9223372036854775808 bytes
+header_checksum.kdtr header_checksum.kdtr: header checksum is
+no_json.kdtr no_json.kdtr: not valid JSON
+no_tensors.kdtr no_tensors.kdtr: the header holds no tensor table
+split_checksum.kdtr tensor "model.layers.0.mlp.down_proj.weight": checksum is
+expert_checksum.kdtr tensor "model.layers.1.mlp.experts.7.up_proj.weight": checksum is
+norm_checksum.kdtr tensor "model.norm.weight": checksum is
+drafter_checksum.kdtr norm.weight": checksum is
+shape.kdtr shape.kdtr: tensor "model.norm.weight" has shape [2, 48], expected [96]
+dtype.kdtr dtype.kdtr: tensor "lm_head.weight" is I32, expected F32
+unsupported_dtype.kdtr unsupported_dtype.kdtr: tensor "lm_head.weight" is of dtype F64
+missing_tensor.kdtr tensor "model.layers.2.mlp.gate.weight" is missing, expected with shape [8, 96]
+unknown_tensor.kdtr tensor "model.layers.1.self_attn.surprise.weight" is unknown
+only_scales.kdtr tensor "model.layers.1.mlp.experts.3.up_proj.weight.sc" is unknown
+group_size_7.kdtr group_size_7.kdtr: key 'quantization.group_size' is 7, expected
+group_size_24.kdtr weight.sc" has shape [48, 6], expected [48, 4]
+group_size_text.kdtr group_size_text.kdtr: key 'quantization.group_size' is "16", expected
+architecture.kdtr key 'architectures' is ["LlamaForCausalLM"], expected ["DeepseekV3ForCausalLM"]
+missing_key.kdtr (target.config): key 'kv_lora_rank' is missing, expected
+key_type.kdtr (target.config): key 'hidden_size' is "wide", expected an integer
+eos_type.kdtr (target.config): key 'eos_token_id' is {"id":1}, expected
+draft_hidden.kdtr draft_hidden.kdtr: the drafter's hidden_size is 64, the target's 96
+draft_tap.kdtr target_layer_ids names layer 3, the target has layers 0 to 2
+draft_vocabulary.kdtr the drafter's vocab_size is 640, the target's 320
+draft_mask.kdtr mask_token_id' is 320, expected an id below vocab_size 320
+dir_no_config dir_no_config: holds no config.json
+dir_config_no_json dir_config_no_json/config.json: not valid JSON
+dir_no_weights dir_no_weights: holds neither model.safetensors nor model.safetensors.index.json
+dir_garbage dir_garbage/model.safetensors: the header does not begin with '{'
+dir_long_header dir_long_header/model.safetensors: header of 18446744073709551615 bytes
+dir_no_shard dir_no_shard/model-00002-of-000003.safetensors: no such file
+dir_lacking is missing, although dir_lacking/model.safetensors.index.json places it there
+dir_index_path is "../elsewhere.safetensors", expected the name of a file beside it
+/dev/null /dev/null: not a regular file
+CASES
+
+# --- Drafters -------------------------------------------------------------------------------------
+
+refused 0 "draft_dflash2/config.json: key 'architectures' is [\"DFlash2DraftModel\"], expected" \
+  generate --model "$target" --draft draft_dflash2 "${prompt[@]}"
+refused 0 "draft_domino/config.json: key 'architectures' is [\"DominoDraftModel\"], expected" \
+  generate --model "$target" --draft draft_domino "${prompt[@]}"
+refused 0 "key 'dflash_config.conv_kernel_size' is 3, expected null" \
+  generate --model "$target" --draft draft_kernel "${prompt[@]}"
+refused 0 "the drafter's hidden_size is" generate --model "$target" --draft "$tiny" "${prompt[@]}"
+refused 0 'no_drafter.kdtr: the bundle holds no drafter' \
+  generate --model "$target" --draft no_drafter.kdtr "${prompt[@]}"
+for mode in chain tree; do
+  refused 0 "--mode $mode needs a drafter, and no_drafter.kdtr holds none: give --draft" \
+    generate --model no_drafter.kdtr --mode "$mode" "${prompt[@]}"
+  refused 0 "--mode $mode needs a drafter" generate --model "$target" --mode "$mode" "${prompt[@]}"
+done
+
+# --- Weights and goldens --------------------------------------------------------------------------
+
+refused 0 'quantised weights were asked for, but it holds none' \
+  generate --model "$tiny" --weights quantized "${prompt[@]}"
+refused 0 'is stored as INT4 only, but original weights were asked for' \
+  generate --model "$goldens/kimi_nested_int4" --weights original "${prompt[@]}"
+refused 0 'is stored as INT4 only, but original weights were asked for' \
+  generate --model only_quantized.kdtr --weights original "${prompt[@]}"
+refused 0 "--verify-golden: $goldens/kimi_nested_int4 holds no golden outputs" \
+  generate --model "$goldens/kimi_nested_int4" --verify-golden
+refused 0 '--verify-golden: only_quantized.kdtr holds no golden outputs for its original weights' \
+  generate --model only_quantized.kdtr --verify-golden --weights original
+refused 0 'bad_golden.kdtr: a golden case has no list of token ids under prompt_ids' \
+  generate --model bad_golden.kdtr --verify-golden
+
+# The results are printed, the verdict is in the exit code.
+for ranks in 0 2; do
+  launch "$result_limit_s" "$ranks" generate --model other_golden.kdtr --verify-golden \
+    --output-format json --threads 1
+  holds "ranks $ranks: a golden that differs gives exit code 1" test "$code" -eq 1
+  holds "ranks $ranks: five lines" test "$(wc -l <"$out")" -eq 5
+  holds "ranks $ranks: the difference is told" test \
+    "$(count_in "$err" 'golden prompt 1: output token 7 is')" -eq 1
+  holds "ranks $ranks: the verdict is told" test \
+    "$(count_in "$err" 'golden outputs (original weights): 1 of 5 prompts differ')" -eq 1
+done
+
+# --- inspect --------------------------------------------------------------------------------------
+
+refused 0 'none.kdtr: no such file or directory' inspect --model none.kdtr
+refused 0 'header_checksum.kdtr: header checksum is' inspect --model header_checksum.kdtr
+refused 0 'dir_no_config: holds no config.json' inspect --model dir_no_config
+refused 0 'dir_garbage/model.safetensors: the header' inspect --model dir_garbage
+refused 0 'not in {text,json}' inspect --model "$tiny" --output-format yaml
+
+# --- Three ranks ----------------------------------------------------------------------------------
+
+refused 3 'none.kdtr: no such file or directory' generate --model none.kdtr "${prompt[@]}"
+refused 3 'data.kdtr: truncated: expected' generate --model data.kdtr "${prompt[@]}"
+# Parts of it lie on all ranks, of which one verifies the whole; an expert lies on one rank, whose
+# number the error names; norms lie on all.
+refused 3 'tensor "model.layers.0.mlp.down_proj.weight": checksum is' \
+  generate --model split_checksum.kdtr "${prompt[@]}"
+refused 3 'rank 2: expert_checksum.kdtr: tensor "model.layers.1.mlp.experts.7.up_proj.weight"' \
+  generate --model expert_checksum.kdtr "${prompt[@]}"
+refused 3 'tensor "model.norm.weight": checksum is' \
+  generate --model norm_checksum.kdtr "${prompt[@]}"
+refused 3 'tensor "model.layers.2.mlp.gate.weight" is missing' \
+  generate --model missing_tensor.kdtr "${prompt[@]}"
+refused 3 "key 'kv_lora_rank' is missing" generate --model missing_key.kdtr "${prompt[@]}"
+refused 3 'target_layer_ids names layer 3' generate --model draft_tap.kdtr "${prompt[@]}"
+refused 3 '--mode tree needs a drafter' generate --model no_drafter.kdtr --mode tree "${prompt[@]}"
+refused 3 'header_checksum.kdtr: header checksum is' inspect --model header_checksum.kdtr
+
+finish

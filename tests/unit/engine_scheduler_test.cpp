@@ -1,0 +1,234 @@
+// Which prompt runs where, when a sequence stops and why, and in which order results come.
+#include <gtest/gtest.h>
+
+#include "engine/scheduler.h"
+
+namespace kdtree {
+
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+class EngineScheduler : public testing::Test {
+ protected:
+  Scheduler make(SchedulerOptions options) {
+    return {options, requests_, [this](Result result) { results_.push_back(std::move(result)); }};
+  }
+  void add_request(std::size_t prompt_length, std::int64_t max_new_tokens,
+                   bool ignore_eos = false) {
+    requests_.push_back({.prompt_ids = Ids(prompt_length, 3),
+                         .max_new_tokens = max_new_tokens,
+                         .ignore_eos = ignore_eos});
+  }
+  // Expects the next action to be the prefill of `request` in `slot`.
+  static void expect_prefill(Scheduler& scheduler, std::int32_t request, std::int32_t slot) {
+    StepDecision decision;
+    scheduler.plan_next(decision);
+    EXPECT_EQ(decision.next, NextAction::kPrefill);
+    EXPECT_EQ(decision.prefill_request, request);
+    EXPECT_EQ(decision.prefill_slot, slot);
+  }
+  static NextAction next(Scheduler& scheduler) {
+    StepDecision decision;
+    scheduler.plan_next(decision);
+    return decision.next;
+  }
+  // A step whose accepted nodes hold `tokens`, one below the other, with `bonus` behind them.
+  static bool advance(Scheduler& scheduler, std::int32_t slot, const Ids& tokens,
+                      std::int32_t bonus) {
+    DraftTree tree{{0}, {-1}, {0}};
+    AcceptedSequence accepted{.path = {0}, .bonus_token = bonus, .finished = false};
+    for (const std::int32_t token : tokens) {
+      const auto node = static_cast<std::int32_t>(tree.num_nodes());
+      tree.token_ids.push_back(token);
+      tree.parents.push_back(node - 1);
+      tree.depths.push_back(node);
+      accepted.path.push_back(node);
+    }
+    return scheduler.advance_sequence(slot, tree, accepted);
+  }
+
+  std::vector<Request> requests_;
+  std::vector<Result> results_;
+};
+
+constexpr std::int64_t kWide = 1000;  // max_context that stops nothing
+
+TEST_F(EngineScheduler, NoRequestsStopAtOnce) {
+  Scheduler scheduler = make({.num_slots = 2, .max_context = kWide, .eos_token_ids = {}});
+  EXPECT_EQ(next(scheduler), NextAction::kStop);
+}
+
+TEST_F(EngineScheduler, FreeSlotsAreFilledBeforeDecoding) {
+  for (int i = 0; i < 3; ++i) {
+    add_request(2, 2);
+  }
+  Scheduler scheduler = make({.num_slots = 2, .max_context = kWide, .eos_token_ids = {}});
+  expect_prefill(scheduler, 0, 0);
+  EXPECT_FALSE(scheduler.start_sequence(0, 5, {}));
+  expect_prefill(scheduler, 1, 1);
+  EXPECT_FALSE(scheduler.start_sequence(1, 6, {}));
+  EXPECT_EQ(next(scheduler), NextAction::kDecode);
+  EXPECT_FALSE(results_.size() > 0);
+  EXPECT_TRUE(advance(scheduler, 1, {}, 7));
+  // Slot 1 is free again; the result of request 1 waits for that of request 0.
+  expect_prefill(scheduler, 2, 1);
+  EXPECT_TRUE(results_.empty());
+  EXPECT_FALSE(scheduler.start_sequence(1, 8, {}));
+  EXPECT_TRUE(advance(scheduler, 0, {}, 9));
+  EXPECT_TRUE(advance(scheduler, 1, {}, 10));
+  EXPECT_EQ(next(scheduler), NextAction::kStop);
+  ASSERT_EQ(results_.size(), 3U);
+  const std::vector<Ids> expected = {{5, 9}, {6, 7}, {8, 10}};
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(results_[i].index, static_cast<std::int64_t>(i));
+    EXPECT_EQ(results_[i].output_ids, expected[i]);
+    EXPECT_EQ(results_[i].prompt_ids, (Ids{3, 3}));
+    EXPECT_EQ(results_[i].stop_reason, StopReason::kLength);
+  }
+}
+
+TEST_F(EngineScheduler, OneTokenEndsWithThePrompt) {
+  add_request(2, 1);
+  Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});
+  expect_prefill(scheduler, 0, 0);
+  EXPECT_TRUE(scheduler.start_sequence(0, 5, {{5, 1.5F}}));
+  EXPECT_EQ(next(scheduler), NextAction::kStop);
+  ASSERT_EQ(results_.size(), 1U);
+  EXPECT_EQ(results_[0].output_ids, Ids{5});
+  EXPECT_TRUE(results_[0].acceptance_lengths.empty());
+  EXPECT_EQ(results_[0].top_logits, (std::vector<TokenLogit>{{5, 1.5F}}));
+}
+
+struct EndCase {
+  const char* name;
+  std::int64_t max_new_tokens;
+  std::int64_t max_context;  // of a prompt of 4
+  bool ignore_eos;
+  Ids accepted;
+  std::int32_t bonus;
+  // After the first token 10.
+  bool finished;
+  Ids output_ids;
+  StopReason reason;
+};
+
+// End tokens are 1 and 2.
+const EndCase kEnds[] = {
+    {"goes on", 9, kWide, false, {11, 12}, 13, false, {}, {}},
+    {"bonus is the end token", 9, kWide, false, {11}, 2, true, {10, 11, 2}, StopReason::kEos},
+    {"end token on the path", 9, kWide, false, {11, 1, 12}, 13, true, {10, 11, 1}, StopReason::kEos},
+    {"end token ignored", 9, kWide, true, {11, 1}, 2, false, {}, {}},
+    {"limit on the path", 3, kWide, false, {11, 12, 13}, 14, true, {10, 11, 12},
+     StopReason::kLength},
+    {"limit at the bonus", 3, kWide, false, {11}, 12, true, {10, 11, 12}, StopReason::kLength},
+    {"context on the path", 9, 7, false, {11, 12, 13}, 14, true, {10, 11, 12},
+     StopReason::kContext},
+    {"context and limit at once", 3, 7, false, {11, 12}, 13, true, {10, 11, 12},
+     StopReason::kLength},
+    {"end token where the limit is", 3, kWide, false, {11}, 1, true, {10, 11, 1}, StopReason::kEos},
+    {"end token behind the limit", 2, kWide, false, {11, 1}, 1, true, {10, 11},
+     StopReason::kLength},
+};
+
+TEST_F(EngineScheduler, SequencesEndWhereTheyShould) {
+  for (const EndCase& end : kEnds) {
+    SCOPED_TRACE(end.name);
+    requests_.clear();
+    results_.clear();
+    add_request(4, end.max_new_tokens, end.ignore_eos);
+    Scheduler scheduler =
+        make({.num_slots = 1, .max_context = end.max_context, .eos_token_ids = {1, 2}});
+    expect_prefill(scheduler, 0, 0);
+    EXPECT_FALSE(scheduler.start_sequence(0, 10, {}));
+    EXPECT_EQ(advance(scheduler, 0, end.accepted, end.bonus), end.finished);
+    EXPECT_EQ(next(scheduler), end.finished ? NextAction::kStop : NextAction::kDecode);
+    ASSERT_EQ(results_.size(), end.finished ? 1U : 0U);
+    if (end.finished) {
+      EXPECT_EQ(results_[0].output_ids, end.output_ids);
+      EXPECT_EQ(results_[0].stop_reason, end.reason);
+      // Not cut: what the step gave.
+      EXPECT_EQ(results_[0].acceptance_lengths,
+                Ids{static_cast<std::int32_t>(end.accepted.size()) + 1});
+    }
+  }
+}
+
+TEST_F(EngineScheduler, AnEndTokenAsTheFirstTokenEndsTheSequence) {
+  add_request(1, 5);
+  add_request(1, 5, /*ignore_eos=*/true);
+  Scheduler scheduler = make({.num_slots = 2, .max_context = kWide, .eos_token_ids = {7}});
+  expect_prefill(scheduler, 0, 0);
+  EXPECT_TRUE(scheduler.start_sequence(0, 7, {}));
+  expect_prefill(scheduler, 1, 0);
+  EXPECT_FALSE(scheduler.start_sequence(0, 7, {}));
+  ASSERT_EQ(results_.size(), 1U);
+  EXPECT_EQ(results_[0].stop_reason, StopReason::kEos);
+}
+
+TEST_F(EngineScheduler, StepsAreRecordedWhereAskedFor) {
+  add_request(1, 9);
+  Scheduler scheduler = make(
+      {.num_slots = 1, .max_context = kWide, .eos_token_ids = {}, .record_steps = true});
+  expect_prefill(scheduler, 0, 0);
+  scheduler.start_sequence(0, 10, {});
+  scheduler.record_draft(0, {{{5, -0.5F}}});
+  const DraftTree tree{{10, 5, 6, 8}, {-1, 0, 0, 2}, {0, 1, 1, 2}};
+  scheduler.advance_sequence(0, tree, {.path = {0, 2, 3}, .bonus_token = 4, .finished = false});
+  scheduler.advance_sequence(0, {{4}, {-1}, {0}},
+                             {.path = {0}, .bonus_token = 5, .finished = false});
+  while (!advance(scheduler, 0, {1, 1}, 1)) {
+  }
+  EXPECT_EQ(next(scheduler), NextAction::kStop);
+  ASSERT_EQ(results_.size(), 1U);
+  const StepRecord& step = results_[0].steps.at(0);
+  EXPECT_EQ(step.root, 10);
+  EXPECT_EQ(step.token_ids, (Ids{5, 6, 8}));
+  EXPECT_EQ(step.depths, (Ids{1, 1, 2}));
+  EXPECT_EQ(step.parents, (Ids{-1, 0, 0, 2}));
+  EXPECT_EQ(step.accepted_nodes, (Ids{2, 3}));
+  EXPECT_EQ(step.bonus_token, 4);
+  EXPECT_EQ(step.draft_top_log_probs.at(0).at(0), (TokenLogit{5, -0.5F}));
+  EXPECT_TRUE(results_[0].steps.at(1).draft_top_log_probs.empty());
+}
+
+TEST_F(EngineScheduler, StageTimesAddUpForEverySequenceOfAStep) {
+  add_request(1, 3);
+  Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});
+  expect_prefill(scheduler, 0, 0);
+  scheduler.start_sequence(0, 10, {});
+  const std::int32_t slot = 0;
+  scheduler.add_stage_times({&slot, 1}, {1, 2, 3, 4, 5});
+  advance(scheduler, 0, {}, 11);
+  scheduler.add_stage_times({&slot, 1}, {1, 1, 1, 1, 1});
+  EXPECT_TRUE(advance(scheduler, 0, {}, 12));
+  next(scheduler);
+  ASSERT_EQ(results_.size(), 1U);
+  EXPECT_EQ(results_[0].metrics.stage_ms, (StageTimes{2, 3, 4, 5, 6}));
+  EXPECT_GE(results_[0].metrics.total_ms, results_[0].metrics.prefill_ms);
+}
+
+TEST_F(EngineScheduler, EmptySlotsAndPathsWithoutARootAreErrors) {
+  add_request(1, 3);
+  Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});
+  EXPECT_THROW(scheduler.start_sequence(0, 1, {}), Error);
+  expect_prefill(scheduler, 0, 0);
+  scheduler.start_sequence(0, 10, {});
+  const DraftTree tree{{10, 5}, {-1, 0}, {0, 1}};
+  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.path = {}, .bonus_token = 1}), Error);
+  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.path = {1}, .bonus_token = 1}), Error);
+}
+
+TEST(EngineNames, StopReasonsAndStages) {
+  EXPECT_EQ(stop_reason_name(StopReason::kEos), "eos");
+  EXPECT_EQ(stop_reason_name(StopReason::kLength), "length");
+  EXPECT_EQ(stop_reason_name(StopReason::kContext), "context");
+  const char* names[] = {"draft", "tree_build", "verify", "accept", "commit"};
+  for (std::size_t stage = 0; stage < kNumStages; ++stage) {
+    EXPECT_EQ(stage_name(static_cast<Stage>(stage)), names[stage]);
+  }
+}
+
+}  // namespace
+
+}  // namespace kdtree

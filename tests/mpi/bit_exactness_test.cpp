@@ -52,8 +52,7 @@ class BitExactness : public testing::TestWithParam<ExactParam> {
  protected:
   void SetUp() override {
     bundle_.emplace(recipe_of(GetParam()));
-    model_.emplace(
-        TestModelOptions{.target = bundle_->path(), .exchange = GetParam().exchange});
+    model_.emplace(TestModelOptions{.target = bundle_->path(), .exchange = GetParam().exchange});
     bench_.emplace(*model_, GetParam().exchange, 3);
   }
 

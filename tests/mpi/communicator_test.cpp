@@ -1,11 +1,12 @@
 // The communicator that the ranks have (self for one, mpi otherwise) and the process group.
+#include "comm/communicator.h"
+
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cstring>
 #include <numeric>
 
-#include "comm/communicator.h"
 #include "tests/mpi/world.h"
 
 namespace kdtree {
@@ -17,7 +18,8 @@ using Floats = std::vector<float>;
 // Numbers whose float32 sum depends on the order: magnitudes from 1e-6 to 1e8, both signs. The same
 // for an index at every size.
 float value_of(int rank, std::int64_t index) {
-  std::uint64_t state = static_cast<std::uint64_t>(index) * 1000003 + static_cast<std::uint64_t>(rank);
+  std::uint64_t state =
+      static_cast<std::uint64_t>(index) * 1000003 + static_cast<std::uint64_t>(rank);
   state = (state ^ (state >> 29)) * 0xbf58476d1ce4e5b9ULL;
   state ^= state >> 32;
   const float mantissa = 1.0F + static_cast<float>(state % 65536) / 65536.0F;

@@ -65,8 +65,8 @@ TEST(EngineReuse, AnEngineWorksOnAfterRequestsThatItRefuses) {
   RandomCase random = random_case(910, world().size());
   const SharedBundle bundle(random.recipe);
   const TestModel model({.target = bundle.path(), .exchange = random.engine.exchange});
-  const std::unique_ptr<Engine> engine = model.make_engine(
-      {.mode = Mode::kTree, .tree_budget = 8, .batch_size = 2}, random.requests);
+  const std::unique_ptr<Engine> engine =
+      model.make_engine({.mode = Mode::kTree, .tree_budget = 8, .batch_size = 2}, random.requests);
   const std::vector<Result> first = run_engine(*engine, random.requests);
 
   const Request good = random.requests.front();

@@ -32,7 +32,7 @@ struct Events {
   int length_inside_path = 0;  // max_new_tokens reached before the end of what a step gave
   int context_inside_path = 0;
   int context_reached = 0;
-  int accepted_tokens = 0;  // draft tokens
+  int accepted_tokens = 0;   // draft tokens
   int tree_beats_chain = 0;  // an accepted path leaves the most probable chain
 };
 

@@ -1,9 +1,10 @@
 // Host values between ranks, and failures that all ranks learn of.
+#include "comm/process_group.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "comm/process_group.h"
 #include "tests/mpi/world.h"
 
 namespace kdtree {
@@ -54,9 +55,9 @@ TEST(RunTogether, OneRankFailsAndAllThrow) {
       }
     });
     // Rank 0 alone reads prompts: its errors, and those of all, need no rank.
-    const std::string expected = failing == 0 ? "the file is broken"
-                                              : "rank " + std::to_string(failing) +
-                                                    ": the file is broken";
+    const std::string expected = failing == 0
+                                     ? "the file is broken"
+                                     : "rank " + std::to_string(failing) + ": the file is broken";
     EXPECT_EQ(text, expected);
   }
 }
@@ -72,9 +73,8 @@ TEST(RunTogether, DifferentTextsNameTheirRanks) {
   for (int rank = 1; rank < world().size(); ++rank) {
     others += (rank == 1 ? "" : ", ") + std::to_string(rank);
   }
-  EXPECT_EQ(text, world().size() == 1
-                      ? "short"
-                      : "rank 0: short\nrank " + others + ": a much longer text");
+  EXPECT_EQ(text, world().size() == 1 ? "short"
+                                      : "rank 0: short\nrank " + others + ": a much longer text");
 }
 
 TEST(RunTogether, WorksAgainAfterAFailure) {

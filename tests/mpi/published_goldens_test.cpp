@@ -84,9 +84,8 @@ TEST_P(PublishedGoldens, PlainDecodingGivesTheirTokensAndLogits) {
         {.target = source_path("tests/data/goldens/" + target), .exchange = exchange});
     for (const std::int64_t batch : {1, 3}) {
       SCOPED_TRACE(testing::Message() << exchange_name(exchange) << " batch " << batch);
-      const EngineOptions options{.mode = Mode::kPlain,
-                                  .batch_size = batch,
-                                  .max_top_logits = model.config().vocab_size};
+      const EngineOptions options{
+          .mode = Mode::kPlain, .batch_size = batch, .max_top_logits = model.config().vocab_size};
       compare_plain(model.generate(options, requests), expected, logit_tolerance(model.config()));
     }
   }

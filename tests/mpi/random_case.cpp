@@ -1,8 +1,7 @@
 #include "tests/mpi/random_case.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "tests/mpi/test_model.h"
 

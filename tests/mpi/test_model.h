@@ -11,7 +11,7 @@
 namespace kdtree {
 
 struct TestModelOptions {
-  std::string target;   // a bundle or a directory
+  std::string target;        // a bundle or a directory
   std::string drafter = {};  // empty: the bundle's own, if it has one
   WeightsChoice weights = WeightsChoice::kAuto;
   ExchangeKind exchange = ExchangeKind::kAllReduce;

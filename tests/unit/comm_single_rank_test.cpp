@@ -62,10 +62,9 @@ TEST(CommSelf, CollectivesOfOneRankCopy) {
   whole.assign(4, -1);
   communicator->all_to_all(from, to, {.rows_to = rows, .rows_from = rows}, {}, {});
   EXPECT_EQ(whole, part);
-  communicator->all_to_all(from.rows(0, 0), to.rows(0, 0),
-                           {.rows_to = std::vector<std::int64_t>{0},
-                            .rows_from = std::vector<std::int64_t>{0}},
-                           {}, {});
+  communicator->all_to_all(
+      from.rows(0, 0), to.rows(0, 0),
+      {.rows_to = std::vector<std::int64_t>{0}, .rows_from = std::vector<std::int64_t>{0}}, {}, {});
   const std::vector<std::int64_t> other = {1};
   EXPECT_THROW(communicator->all_gather_rows(from, to, other, {}, {}), Error);
   EXPECT_THROW(communicator->all_to_all(from, to, {.rows_to = rows, .rows_from = other}, {}, {}),

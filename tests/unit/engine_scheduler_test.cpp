@@ -117,17 +117,53 @@ struct EndCase {
 const EndCase kEnds[] = {
     {"goes on", 9, kWide, false, {11, 12}, 13, false, {}, {}},
     {"bonus is the end token", 9, kWide, false, {11}, 2, true, {10, 11, 2}, StopReason::kEos},
-    {"end token on the path", 9, kWide, false, {11, 1, 12}, 13, true, {10, 11, 1}, StopReason::kEos},
+    {"end token on the path",
+     9,
+     kWide,
+     false,
+     {11, 1, 12},
+     13,
+     true,
+     {10, 11, 1},
+     StopReason::kEos},
     {"end token ignored", 9, kWide, true, {11, 1}, 2, false, {}, {}},
-    {"limit on the path", 3, kWide, false, {11, 12, 13}, 14, true, {10, 11, 12},
+    {"limit on the path",
+     3,
+     kWide,
+     false,
+     {11, 12, 13},
+     14,
+     true,
+     {10, 11, 12},
      StopReason::kLength},
     {"limit at the bonus", 3, kWide, false, {11}, 12, true, {10, 11, 12}, StopReason::kLength},
-    {"context on the path", 9, 7, false, {11, 12, 13}, 14, true, {10, 11, 12},
+    {"context on the path",
+     9,
+     7,
+     false,
+     {11, 12, 13},
+     14,
+     true,
+     {10, 11, 12},
      StopReason::kContext},
-    {"context and limit at once", 3, 7, false, {11, 12}, 13, true, {10, 11, 12},
+    {"context and limit at once",
+     3,
+     7,
+     false,
+     {11, 12},
+     13,
+     true,
+     {10, 11, 12},
      StopReason::kLength},
     {"end token where the limit is", 3, kWide, false, {11}, 1, true, {10, 11, 1}, StopReason::kEos},
-    {"end token behind the limit", 2, kWide, false, {11, 1}, 1, true, {10, 11},
+    {"end token behind the limit",
+     2,
+     kWide,
+     false,
+     {11, 1},
+     1,
+     true,
+     {10, 11},
      StopReason::kLength},
 };
 
@@ -168,8 +204,8 @@ TEST_F(EngineScheduler, AnEndTokenAsTheFirstTokenEndsTheSequence) {
 
 TEST_F(EngineScheduler, StepsAreRecordedWhereAskedFor) {
   add_request(1, 9);
-  Scheduler scheduler = make(
-      {.num_slots = 1, .max_context = kWide, .eos_token_ids = {}, .record_steps = true});
+  Scheduler scheduler =
+      make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}, .record_steps = true});
   expect_prefill(scheduler, 0, 0);
   scheduler.start_sequence(0, 10, {});
   scheduler.record_draft(0, {{{5, -0.5F}}});

@@ -47,8 +47,8 @@ TEST_F(ModelTreeBatch, TreesOfTwoSequences) {
   EXPECT_EQ(ids(batch.slots), (Ids{2, 0}));
   EXPECT_EQ(ids(batch.prefix_lengths), (Ids{10, 0}));
   EXPECT_EQ(ids(batch.row_offsets), (Ids{0, 5, 7}));
-  const std::vector<std::vector<int>> visible = {{0}, {0, 1}, {0, 2}, {0, 1, 3}, {0, 1, 3, 4},
-                                                 {0}, {0, 1}};
+  const std::vector<std::vector<int>> visible = {{0},          {0, 1}, {0, 2}, {0, 1, 3},
+                                                 {0, 1, 3, 4}, {0},    {0, 1}};
   for (std::int64_t row = 0; row < 7; ++row) {
     const std::vector<int>& nodes = visible[static_cast<std::size_t>(row)];
     for (int node = 0; node < 130; ++node) {
@@ -65,8 +65,8 @@ TEST_F(ModelTreeBatch, MasksCrossWords) {
   for (std::int32_t node = 0; node < 130; ++node) {
     parents[static_cast<std::size_t>(node)] = node == 129 ? 63 : node - 1;
   }
-  const SequenceRows sequence{.slot = 1, .prefix_length = 4, .token_ids = tokens,
-                              .parents = parents};
+  const SequenceRows sequence{
+      .slot = 1, .prefix_length = 4, .token_ids = tokens, .parents = parents};
   const TreeBatch batch = rows.fill({&sequence, 1});
   EXPECT_EQ(batch.ancestor_mask.shape(), (Shape{130, 3}));
   for (int node = 0; node < 130; ++node) {
@@ -106,8 +106,8 @@ TEST_F(ModelTreeBatch, MalformedTreesAndTooManyRowsAreErrors) {
   TreeBatchStorage rows = storage(/*max_nodes=*/4);
   const Ids tokens = {1, 2, 3};
   const auto fill = [&rows](const Ids& ids_of, const Ids& parents) {
-    const SequenceRows sequence{.slot = 0, .prefix_length = 0, .token_ids = ids_of,
-                                .parents = parents};
+    const SequenceRows sequence{
+        .slot = 0, .prefix_length = 0, .token_ids = ids_of, .parents = parents};
     rows.fill({&sequence, 1});
   };
   EXPECT_NO_THROW(fill(tokens, {-1, 0, 1}));

@@ -13,7 +13,9 @@
 // - Malformed shapes are programming errors and throw Error.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -102,19 +104,28 @@ struct RouterParams {
   TensorView expert_weights;  // [rows, num_experts_per_tok] float32
 };
 
-// The routed experts that a rank holds; slot s holds gate[s], up[s], down[s].
+// The routed experts of one layer that a rank holds; slot s holds gate[s], up[s], down[s].
 struct ExpertWeights {
   std::span<const WeightView> gate;  // [moe_intermediate, hidden]
   std::span<const WeightView> up;    // [moe_intermediate, hidden]
   std::span<const WeightView> down;  // [hidden, moe_intermediate]
 };
 
+// Experts as their backend addresses them, made once by make_expert_set. The matrices outlive it.
+class ExpertSet {
+ public:
+  ExpertSet() = default;
+  ExpertSet(const ExpertSet&) = delete;
+  ExpertSet& operator=(const ExpertSet&) = delete;
+  virtual ~ExpertSet() = default;
+};
+
 struct ExpertsParams {
-  ExpertWeights weights;
-  ConstTensorView x;                // [rows, hidden] activation
-  ConstTensorView expert_ids;       // [rows, k] logical experts; -1 = none
-  ConstTensorView expert_weights;   // [rows, k] float32
-  ConstTensorView logical_to_slot;  // [n_routed_experts] slot on this rank, or -1
+  const ExpertSet* experts = nullptr;  // of the same backend
+  ConstTensorView x;                   // [rows, hidden] activation
+  ConstTensorView expert_ids;          // [rows, k] logical experts; -1 = none
+  ConstTensorView expert_weights;      // [rows, k] float32
+  ConstTensorView logical_to_slot;     // [n_routed_experts] slot on this rank, or -1
   TensorView
       output;  // [rows, hidden] activation: sum over k, in order of k, of the experts held here
   TensorView workspace;  // [bytes] uint8, at least experts_workspace_bytes()
@@ -180,8 +191,41 @@ struct CompactParams {
   ConstTensorView paths;
 };
 
+// Rows of a verify step from the trees of its sequences: row s * max_nodes + node. Rows behind a
+// tree's last node are padding: token 0 at the root's position, seeing the prefix and themselves
+// only.
+struct ExpandTreesParams {
+  TreeArrays trees;                // [sequences, max_nodes]
+  ConstTensorView prefix_lengths;  // [sequences]
+  TensorView token_ids;            // [sequences * max_nodes]
+  TensorView positions;            // [sequences * max_nodes] = prefix + depth
+  TensorView ancestor_mask;        // [sequences * max_nodes, words] as TreeBatch has it
+};
+
+// Rows of the drafter's blocks: [root, mask token, ...] at positions prefix, prefix + 1, ...
+struct ExpandBlocksParams {
+  ConstTensorView roots;           // [sequences]
+  ConstTensorView prefix_lengths;  // [sequences]
+  std::int32_t mask_token_id = 0;
+  TensorView token_ids;  // [sequences, block_size]
+  TensorView positions;  // [sequences, block_size]
+};
+
+// Where the accepted nodes of a step lie among its rows, for gathering them. Places behind a path's
+// end repeat its last node.
+struct AcceptedRowsParams {
+  ConstTensorView paths;           // [sequences, max_path]
+  ConstTensorView path_lengths;    // [sequences]
+  ConstTensorView prefix_lengths;  // [sequences]
+  std::int64_t max_nodes = 0;      // rows of a sequence in the step
+  TensorView rows;                 // [sequences, max_path] s * max_nodes + node
+  TensorView positions;            // [sequences, max_path] prefix + place
+};
+
 class Backend {
  public:
+  static constexpr std::size_t kNumMarks = 16;
+
   Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
@@ -203,6 +247,22 @@ class Backend {
   // Memory that allocate() could still get: of the whole host for the CPU backend, of this rank's
   // GPU for CUDA.
   virtual std::int64_t free_bytes() const = 0;
+  // Called once for each matrix when its elements have been uploaded: the backend may put them into
+  // another order, in place. Ops get prepared matrices only.
+  virtual void prepare(const WeightView& matrix) = 0;
+  virtual std::unique_ptr<ExpertSet> make_expert_set(const ExpertWeights& weights) = 0;
+  // Runs `body`, which calls ops and collectives on stream() with fixed arguments. Where the
+  // backend can, it records the work once under `key` and replays it later without calling `body`;
+  // `key` stands for everything that body's arguments depend on. `replayable` false (a collective
+  // that needs the host) always runs body.
+  virtual void run_recorded(std::int64_t key, bool replayable,
+                            const std::function<void()>& body) = 0;
+  // Drops what was recorded under `key`, if anything was.
+  virtual void forget_recorded(std::int64_t key) = 0;
+  // Time stamps in stream order, also inside run_recorded; index < kNumMarks. milliseconds_between
+  // is for after synchronize().
+  virtual void mark(std::size_t index) = 0;
+  virtual double milliseconds_between(std::size_t first, std::size_t second) = 0;
   // Device to device. Equal shapes and dtypes; either side may be strided.
   virtual void copy(ConstTensorView source, TensorView target) = 0;
   // Contiguous, any dtype.
@@ -222,6 +282,9 @@ class Backend {
   virtual void linear(const WeightView& w, ConstTensorView x, TensorView y) = 0;
   // x += delta, [rows, cols].
   virtual void add(TensorView x, ConstTensorView delta) = 0;
+  // x += delta, then y = rms_norm(x); the same bits as add and rms_norm. Contiguous [rows, cols].
+  virtual void add_rms_norm(TensorView x, ConstTensorView delta, ConstTensorView weight, float eps,
+                            TensorView y) = 0;
   // y = silu(gate) * up, [rows, cols] each; y may be gate.
   virtual void swiglu(ConstTensorView gate, ConstTensorView up, TensorView y) = 0;
   // out[r] = source[indices[r]]; source [n, cols], out [rows, cols] of the same dtype (any), each
@@ -288,13 +351,22 @@ class Backend {
   virtual void accept(const AcceptParams& params) = 0;
   // Moves the accepted rows of a cache together. All rows are read before any is written.
   virtual void compact(const CompactParams& params) = 0;
+  virtual void expand_trees(const ExpandTreesParams& params) = 0;
+  virtual void expand_blocks(const ExpandBlocksParams& params) = 0;
+  virtual void accepted_rows(const AcceptedRowsParams& params) = 0;
+  // The next step's start: prefix_lengths[s] += path_lengths[s], roots[s] = bonus_tokens[s]; all
+  // [sequences].
+  virtual void advance(ConstTensorView path_lengths, ConstTensorView bonus_tokens,
+                       TensorView prefix_lengths, TensorView roots) = 0;
 };
 
 struct BackendOptions {
   std::string name =
-      "auto";            // auto | cpu | cuda; auto takes cuda where it is built and a GPU is there
-  int num_threads = 1;   // host threads of the CPU backend
-  int device_index = 0;  // CUDA device of this rank
+      "auto";           // auto | cpu | cuda; auto takes cuda where it is built and a GPU is there
+  int num_threads = 1;  // host threads of the CPU backend
+  int local_rank = 0;   // of this process on its host: chooses the GPU
+  // kFloat32 or kBFloat16; the CPU backend computes in float32 whatever is asked for.
+  DType activation_dtype = DType::kFloat32;
 };
 
 // InputError for an unknown name or one that this build or machine does not have.

@@ -84,7 +84,9 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
   add_choice(app, "--exchange", config.exchange, {"auto", "allreduce", "alltoall"},
              "How tokens reach their experts; auto: allreduce");
   add_choice(app, "--dtype", config.dtype, {"auto", "fp32", "bf16"},
-             "fp32: weights as stored; bf16: FP32 matrices rounded; auto: fp32 on the CPU");
+             "fp32: exact; bf16: FP32 matrices rounded, on GPUs activations as well; auto: fp32 on "
+             "the CPU "
+             "and with --verify-golden, else bf16");
   app.add_flag("--ignore-eos", config.ignore_eos, "Go on after an end token");
   add_count(app, "--top-logits", config.top_logits, CLI::Range(std::int64_t{0}, kUnbounded),
             "Print that many of the best logits behind each prompt");

@@ -61,7 +61,6 @@ LoadOptions load_options(const RunConfig& config) {
   load.weights = config.weights == "original"    ? WeightsChoice::kOriginal
                  : config.weights == "quantized" ? WeightsChoice::kQuantized
                                                  : WeightsChoice::kAuto;
-  load.round_to_bfloat16 = config.dtype == "bf16";
   return load;
 }
 
@@ -144,7 +143,7 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
     require_input(config.prompt_ids.empty() && config.prompts.empty(),
                   "--verify-golden decodes the bundle's own prompts: give no others");
     job.golden = read_golden(job.source.target, job.weights);
-    require_input(!job.load.round_to_bfloat16,
+    require_input(config.dtype != "bf16",
                   "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
   }
   if (group.rank() == 0) {
@@ -156,7 +155,10 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
 std::unique_ptr<Backend> start_backend(const RunConfig& config, ProcessGroup& group) {
   BackendOptions options;
   options.name = config.backend;
-  options.device_index = group.local_rank();
+  options.local_rank = group.local_rank();
+  // Goldens are for exact arithmetic.
+  const bool exact = config.dtype == "fp32" || (config.dtype == "auto" && config.verify_golden);
+  options.activation_dtype = exact ? DType::kFloat32 : DType::kBFloat16;
   const int num_threads = default_num_threads(group);
   options.num_threads = config.threads > 0 ? static_cast<int>(config.threads) : num_threads;
   std::unique_ptr<Backend> backend;
@@ -188,9 +190,16 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   });
 
   const std::unique_ptr<Backend> backend = start_backend(config, group);
+  const StepSizes sizes = step_sizes(job.source, job.engine);
   const std::unique_ptr<Communicator> communicator =
-      make_communicator({.name = config.communicator, .backend = backend->name()}, group);
+      make_communicator({.name = config.communicator,
+                         .backend = backend->name(),
+                         .staging_bytes = sizes.max_rows * job.source.target.config.hidden_size *
+                                          dtype_bytes(DType::kFloat32)},
+                        group);
   job.load.num_threads = backend->num_threads();
+  job.load.round_to_bfloat16 =
+      config.dtype == "bf16" || backend->activation_dtype() == DType::kBFloat16;
   std::optional<LoadedModel> model;
   std::optional<Engine> engine;
   run_together(group, [&] { model.emplace(job.source, job.engine, job.load, group, *backend); });

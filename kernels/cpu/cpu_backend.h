@@ -2,6 +2,9 @@
 // finish before they return. One file holds one group of ops.
 #pragma once
 
+#include <array>
+#include <chrono>
+
 #include "kernels/backend.h"
 
 namespace kdtree {
@@ -20,6 +23,12 @@ class CpuBackend final : public Backend {
   void download(void* host, const void* device, std::int64_t bytes) override;
   void synchronize() override {}
   std::int64_t free_bytes() const override;
+  void prepare(const WeightView& matrix) override;
+  std::unique_ptr<ExpertSet> make_expert_set(const ExpertWeights& weights) override;
+  void run_recorded(std::int64_t key, bool replayable, const std::function<void()>& body) override;
+  void forget_recorded(std::int64_t /*key*/) override {}
+  void mark(std::size_t index) override;
+  double milliseconds_between(std::size_t first, std::size_t second) override;
   void copy(ConstTensorView source, TensorView target) override;
   void fill_zero(TensorView target) override;
 
@@ -28,6 +37,8 @@ class CpuBackend final : public Backend {
   void rms_norm(ConstTensorView x, ConstTensorView weight, float eps, TensorView y) override;
   void linear(const WeightView& w, ConstTensorView x, TensorView y) override;
   void add(TensorView x, ConstTensorView delta) override;
+  void add_rms_norm(TensorView x, ConstTensorView delta, ConstTensorView weight, float eps,
+                    TensorView y) override;
   void swiglu(ConstTensorView gate, ConstTensorView up, TensorView y) override;
   void gather_rows(ConstTensorView source, ConstTensorView indices, TensorView out) override;
   void add_rows(ConstTensorView source, ConstTensorView indices, TensorView target) override;
@@ -56,9 +67,15 @@ class CpuBackend final : public Backend {
   void build_trees(const TreeBuildParams& params) override;
   void accept(const AcceptParams& params) override;
   void compact(const CompactParams& params) override;
+  void expand_trees(const ExpandTreesParams& params) override;
+  void expand_blocks(const ExpandBlocksParams& params) override;
+  void accepted_rows(const AcceptedRowsParams& params) override;
+  void advance(ConstTensorView path_lengths, ConstTensorView bonus_tokens,
+               TensorView prefix_lengths, TensorView roots) override;
 
  private:
   int num_threads_;
+  std::array<std::chrono::steady_clock::time_point, kNumMarks> marks_{};
 };
 
 }  // namespace kdtree

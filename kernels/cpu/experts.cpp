@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <span>
+#include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/parallel.h"
@@ -9,6 +10,19 @@
 
 namespace kdtree {
 namespace {
+
+// The CPU reads the matrices where they are.
+struct CpuExpertSet final : ExpertSet {
+  std::vector<WeightView> gate;  // [slots]
+  std::vector<WeightView> up;    // [slots]
+  std::vector<WeightView> down;  // [slots]
+};
+
+const CpuExpertSet& cpu_set(const ExpertSet* experts) {
+  const auto* set = dynamic_cast<const CpuExpertSet*>(experts);
+  check(set != nullptr, "experts needs an expert set that the CPU backend made");
+  return *set;
+}
 
 // The (row, k) pairs whose experts this rank holds, ordered by slot, with what is computed for
 // each. Everything lies in the caller's workspace.
@@ -41,12 +55,11 @@ std::int64_t workspace_bytes(std::int64_t num_pairs, std::int64_t hidden,
 }
 
 // Lists the pairs in the workspace.
-Pairs group_pairs(const ExpertsParams& params, std::int64_t intermediate) {
+Pairs group_pairs(const ExpertsParams& params, std::int64_t num_slots, std::int64_t intermediate) {
   const std::int64_t rows = params.x.size(0);
   const std::int64_t k = params.expert_ids.size(1);
   const std::int64_t most = rows * k;
   const auto slot_of = params.logical_to_slot.span<std::int32_t>();
-  const auto num_slots = static_cast<std::int64_t>(params.weights.gate.size());
   auto* order = static_cast<std::int64_t*>(params.workspace.raw());
   auto* row = reinterpret_cast<std::int32_t*>(order + most);
   Pairs pairs;
@@ -84,7 +97,7 @@ Pairs group_pairs(const ExpertsParams& params, std::int64_t intermediate) {
   return pairs;
 }
 
-void check_expert(const ExpertWeights& weights, std::size_t slot, std::int64_t hidden,
+void check_expert(const CpuExpertSet& weights, std::size_t slot, std::int64_t hidden,
                   std::int64_t intermediate) {
   const auto expect = [slot](std::string_view name, const WeightView& w, std::int64_t out,
                              std::int64_t in) {
@@ -107,8 +120,19 @@ std::int64_t CpuBackend::experts_workspace_bytes(std::int64_t max_rows,
   return workspace_bytes(max_rows * num_experts_per_tok, hidden_size, moe_intermediate_size);
 }
 
+std::unique_ptr<ExpertSet> CpuBackend::make_expert_set(const ExpertWeights& weights) {
+  check(weights.up.size() == weights.gate.size() && weights.down.size() == weights.gate.size(),
+        "{} gate, {} up and {} down experts", weights.gate.size(), weights.up.size(),
+        weights.down.size());
+  auto set = std::make_unique<CpuExpertSet>();
+  set->gate.assign(weights.gate.begin(), weights.gate.end());
+  set->up.assign(weights.up.begin(), weights.up.end());
+  set->down.assign(weights.down.begin(), weights.down.end());
+  return set;
+}
+
 void CpuBackend::experts(const ExpertsParams& params) {
-  const ExpertWeights& weights = params.weights;
+  const CpuExpertSet& weights = cpu_set(params.experts);
   expect_matrix("experts' x", params.x, DType::kFloat32);
   expect_matrix("expert_ids", params.expert_ids, DType::kInt32);
   const std::int64_t rows = params.x.size(0);
@@ -121,9 +145,6 @@ void CpuBackend::experts(const ExpertsParams& params) {
   check(
       params.logical_to_slot.shape().rank() == 1 && params.logical_to_slot.dtype() == DType::kInt32,
       "logical_to_slot must be I32 with one dimension");
-  check(weights.up.size() == weights.gate.size() && weights.down.size() == weights.gate.size(),
-        "{} gate, {} up and {} down experts", weights.gate.size(), weights.up.size(),
-        weights.down.size());
   check(params.workspace.bytes() >= workspace_bytes(rows * k, hidden, intermediate),
         "the experts' workspace has {} bytes, {} are needed", params.workspace.bytes(),
         workspace_bytes(rows * k, hidden, intermediate));
@@ -132,7 +153,8 @@ void CpuBackend::experts(const ExpertsParams& params) {
   if (rows == 0) {
     return;
   }
-  const Pairs pairs = group_pairs(params, intermediate);
+  const Pairs pairs =
+      group_pairs(params, static_cast<std::int64_t>(weights.gate.size()), intermediate);
   for (std::int64_t i = 0; i < pairs.size(); i = pairs.group_end(i)) {
     check_expert(weights, static_cast<std::size_t>(pairs.slot(i)), hidden, intermediate);
   }

@@ -63,6 +63,21 @@ std::int64_t CpuBackend::free_bytes() const {
   return std::int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
 
+void CpuBackend::prepare(const WeightView& /*matrix*/) {}  // read as they are stored
+
+void CpuBackend::run_recorded(std::int64_t /*key*/, bool /*replayable*/,
+                              const std::function<void()>& body) {
+  body();
+}
+
+void CpuBackend::mark(std::size_t index) {
+  marks_.at(index) = std::chrono::steady_clock::now();
+}
+
+double CpuBackend::milliseconds_between(std::size_t first, std::size_t second) {
+  return std::chrono::duration<double, std::milli>(marks_.at(second) - marks_.at(first)).count();
+}
+
 void CpuBackend::copy(ConstTensorView source, TensorView target) {
   expect_tensor("copy's target", target, source.dtype(), source.shape());
   if (source.num_elements() == 0) {

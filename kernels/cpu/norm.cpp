@@ -38,4 +38,10 @@ void CpuBackend::rms_norm(ConstTensorView x, ConstTensorView weight, float eps, 
   });
 }
 
+void CpuBackend::add_rms_norm(TensorView x, ConstTensorView delta, ConstTensorView weight,
+                              float eps, TensorView y) {
+  add(x, delta);
+  rms_norm(x, weight, eps, y);
+}
+
 }  // namespace kdtree

@@ -1,8 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
-#include <numeric>
+#include <atomic>
 #include <optional>
 
 #include "core/log.h"
@@ -11,24 +10,27 @@ namespace kdtree {
 
 namespace {
 
-// Adds the milliseconds of its lifetime to `total`.
-class StageTimer {
- public:
-  explicit StageTimer(double& total) : total_(total) {}
-  StageTimer(const StageTimer&) = delete;
-  StageTimer& operator=(const StageTimer&) = delete;
-  ~StageTimer() {
-    total_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_)
-                  .count();
-  }
+// Marks of a step's stages, in stream order: each stage lies between its mark and the next.
+constexpr std::size_t kStepBegin = 0;
 
- private:
-  double& total_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
+std::size_t mark_behind(Stage stage) {
+  return 1 + static_cast<std::size_t>(stage);
+}
 
-double& stage_time(StageTimes& times, Stage stage) {
-  return times[static_cast<std::size_t>(stage)];
+// Recorded steps of different engines on one backend must not meet.
+std::int64_t next_serial() {
+  static std::atomic<std::int64_t> serial{0};
+  return serial++;
+}
+
+// Most sequences of a batch; keeps the keys of recorded steps apart.
+constexpr std::int64_t kMaxSequences = 1 << 16;
+
+StepShape step_shape(const EngineOptions& options, const StepSizes& sizes) {
+  return {.max_sequences = options.batch_size,
+          .max_nodes = sizes.max_nodes,
+          .block_size = sizes.block_size,
+          .max_path = sizes.max_path};
 }
 
 }  // namespace
@@ -70,13 +72,17 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
       decoder_(context_, config_, model.target_weights(),
                target_partition(config_, model.load_options()), model.placement(), sizes_.decoder),
       cache_(backend, sizes_.cache),
-      batch_storage_(backend, sizes_.max_rows, options.batch_size, sizes_.max_nodes),
-      tree_block_(backend, options.batch_size, sizes_.max_nodes),
-      accept_block_(backend, options.batch_size, sizes_.max_path),
-      sequences_(static_cast<std::size_t>(options.batch_size)) {
-  const std::int64_t horizon = sizes_.max_path - 1;
-  const DType dtype = backend.activation_dtype();
-  normed_ = DeviceTensor(backend, dtype, Shape{sizes_.vocabulary.max_rows, config_.hidden_size});
+      prompt_storage_(backend, sizes_.prefill_rows, 1, 1),
+      step_(backend, step_shape(options, sizes_)),
+      normed_(backend, backend.activation_dtype(),
+              Shape{sizes_.vocabulary.max_rows, config_.hidden_size}),
+      slots_(static_cast<std::size_t>(options.batch_size)),
+      serial_(next_serial()) {
+  check(options.batch_size < kMaxSequences, "a batch of {} sequences", options.batch_size);
+  const std::int64_t predictions = options.batch_size * (sizes_.max_path - 1);
+  candidate_probs_ =
+      DeviceTensor(backend, DType::kFloat32, Shape{predictions, sizes_.num_candidates});
+  candidate_ids_ = DeviceTensor(backend, DType::kInt32, Shape{predictions, sizes_.num_candidates});
   if (options.mode == Mode::kPlain) {
     return;
   }
@@ -84,16 +90,18 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
   drafter_ = std::make_unique<Drafter>(context_, drafter, model.drafter_weights(),
                                        drafter_partition(drafter, model.load_options()),
                                        vocabulary_, sizes_.drafter);
-  const std::int64_t predictions = options.batch_size * horizon;
   const auto tap_width =
       static_cast<std::int64_t>(drafter.target_layer_ids.size()) * config_.hidden_size;
-  candidate_probs_ =
-      DeviceTensor(backend, DType::kFloat32, Shape{predictions, sizes_.num_candidates});
-  candidate_ids_ = DeviceTensor(backend, DType::kInt32, Shape{predictions, sizes_.num_candidates});
-  roots_ = DeviceTensor(backend, DType::kInt32, Shape{options.batch_size});
-  tap_rows_ = DeviceTensor(backend, DType::kInt32, Shape{options.batch_size * sizes_.max_path});
-  accepted_taps_ =
-      DeviceTensor(backend, dtype, Shape{options.batch_size * sizes_.max_path, tap_width});
+  accepted_taps_ = DeviceTensor(backend, backend.activation_dtype(),
+                                Shape{options.batch_size * sizes_.max_path, tap_width});
+  recorded_probs_ = DeviceTensor(backend, DType::kFloat32, Shape{predictions, sizes_.num_recorded});
+  recorded_ids_ = DeviceTensor(backend, DType::kInt32, Shape{predictions, sizes_.num_recorded});
+}
+
+Engine::~Engine() {
+  for (std::int64_t num_sequences = 1; num_sequences <= options_.batch_size; ++num_sequences) {
+    context_.backend.forget_recorded(serial_ * kMaxSequences + num_sequences);
+  }
 }
 
 // Only rank 0 may have read the prompts (its file, its flags): all decode what it has.
@@ -137,32 +145,26 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
                   shared, on_result);
   }
   Scheduler* scheduler = rank0 ? &*rank0 : nullptr;
-  std::fill(sequences_.begin(), sequences_.end(), Sequence{});
-  last_commit_ms_ = 0;
+  std::fill(slots_.begin(), slots_.end(), Slot{});
+  relist_ = true;
   StepDecision decision;
   if (scheduler != nullptr) {
     scheduler->plan_next(decision);
   }
-  share_decision(decision);
+  share_decision(decision, {});
   while (decision.next != NextAction::kStop) {
     if (decision.next == NextAction::kPrefill) {
-      const std::int32_t slot = decision.prefill_slot;
-      prefill(slot, shared.at(static_cast<std::size_t>(decision.prefill_request)), scheduler,
-              decision);
+      prefill(decision.prefill_slot, shared.at(static_cast<std::size_t>(decision.prefill_request)),
+              scheduler, decision);
     } else {
       decode(scheduler, decision);
     }
   }
 }
 
-void Engine::share_decision(StepDecision& decision) {
-  Backend& backend = context_.backend;
-  if (group_.rank() == 0) {
-    accept_block_.upload(backend, decision);
-  }
-  context_.communicator.broadcast(accept_block_.tensor(), 0, backend.stream(),
-                                  {.what = "accept block"});
-  decision = accept_block_.download_decision(backend);
+void Engine::share_decision(StepDecision& decision, std::span<std::int32_t> finished) {
+  group_.broadcast(&decision, sizeof decision, 0);
+  group_.broadcast(finished.data(), static_cast<std::int64_t>(finished.size_bytes()), 0);
 }
 
 std::vector<TokenLogit> Engine::download_row(const Vocabulary::TopK& top, std::int64_t row,
@@ -185,9 +187,6 @@ std::vector<TokenLogit> Engine::download_row(const Vocabulary::TopK& top, std::i
 void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* scheduler,
                      StepDecision& decision) {
   cache_.clear(slot);
-  if (drafter_) {
-    drafter_->clear(slot);
-  }
   const std::span<const std::int32_t> prompt = request.prompt_ids;
   const auto piece_rows = static_cast<std::size_t>(sizes_.prefill_rows);
   for (std::size_t first = 0; first < prompt.size(); first += piece_rows) {
@@ -196,194 +195,182 @@ void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* sched
                             .prefix_length = static_cast<std::int32_t>(cache_.committed(slot)),
                             .token_ids = piece,
                             .parents = {}};
-    batch_ = batch_storage_.fill({&rows, 1});
-    const ConstTensorView hidden = decoder_.forward(batch_, cache_, vocabulary_);
-    cache_.commit_rows(slot, batch_.num_rows);
+    const TreeBatch batch = prompt_storage_.fill({&rows, 1});
+    const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
     if (drafter_) {
-      const Drafter::ContextRows context_rows{.slot = slot, .num_rows = batch_.num_rows};
-      drafter_->append_context(decoder_.taps(), {&context_rows, 1});
+      drafter_->append_context(decoder_.taps(), batch);
     }
+    cache_.commit_rows(slot, batch.num_rows);
     if (first + piece.size() == prompt.size()) {
-      decoder_.final_norm(hidden.rows(batch_.num_rows - 1, 1), normed_.rows(1));
+      decoder_.final_norm(hidden.rows(batch.num_rows - 1, 1), normed_.rows(1));
     }
+    context_.backend.synchronize();  // the next piece is uploaded into the same memory
   }
   const std::int64_t num_top = std::max<std::int64_t>(1, options_.max_top_logits);
   const Vocabulary::TopK top = vocabulary_.top_logits(normed_.rows(1), num_top);
   decision = {};
+  std::int32_t finished = 0;
   if (scheduler != nullptr) {
     std::vector<TokenLogit> top_logits = download_row(top, 0, num_top);
-    AcceptedSequence started{
-        .path = {}, .bonus_token = top_logits.front().first, .finished = false};
+    const std::int32_t first_token = top_logits.front().first;
     if (options_.max_top_logits == 0) {
       top_logits.clear();
     }
-    started.finished = scheduler->start_sequence(slot, started.bonus_token, std::move(top_logits));
-    decision.sequences.push_back(started);
+    finished = scheduler->start_sequence(slot, first_token, std::move(top_logits)) ? 1 : 0;
     scheduler->plan_next(decision);
+    decision.first_token = first_token;
   }
-  share_decision(decision);
-  const AcceptedSequence& started = decision.sequences.at(0);
-  sequences_[static_cast<std::size_t>(slot)] = {.running = !started.finished,
-                                                .root_token = started.bonus_token};
+  share_decision(decision, {&finished, 1});
+  slots_[static_cast<std::size_t>(slot)] = {.running = finished == 0,
+                                            .root_token = decision.first_token};
+  relist_ = true;
 }
 
-void Engine::record_candidates(const Vocabulary::TopK& ranked, std::span<const std::int32_t> slots,
-                               Scheduler& scheduler) {
-  constexpr std::int64_t kRecorded = 8;
+void Engine::list_sequences() {
+  if (!relist_) {
+    return;
+  }
+  listed_.clear();
+  std::vector<RunningSequence> sequences;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].running) {
+      const auto index = static_cast<std::int32_t>(slot);
+      listed_.push_back(index);
+      sequences.push_back({.slot = index,
+                           .prefix_length = static_cast<std::int32_t>(cache_.committed(index)),
+                           .root_token = slots_[slot].root_token});
+    }
+  }
+  step_.set_sequences(context_.backend, sequences);
+  relist_ = false;
+}
+
+void Engine::draft_and_build() {
+  Backend& backend = context_.backend;
+  const bool builds = group_.rank() == 0;
+  const std::int64_t num_sequences = step_.num_sequences();
   const std::int64_t horizon = sizes_.max_path - 1;
-  const std::int64_t count = std::min(kRecorded, sizes_.num_ranked);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
+  const TensorView probs = candidate_probs_.rows(num_sequences * horizon);
+  const TensorView ids = candidate_ids_.rows(num_sequences * horizon);
+  if (drafter_) {
+    const auto mask_token = static_cast<std::int32_t>(drafter_->config().mask_token_id);
+    const TreeBatch batch = step_.expand_blocks(backend, mask_token);
+    const Vocabulary::TopK ranked = drafter_->draft(batch, sizes_.num_ranked);
+    backend.copy(ranked.values.columns(0, sizes_.num_candidates), probs);
+    backend.copy(ranked.ids.columns(0, sizes_.num_candidates), ids);
+    if (options_.record_steps) {
+      const std::int64_t rows = ranked.ids.size(0);
+      backend.copy(ranked.values.columns(0, sizes_.num_recorded), recorded_probs_.rows(rows));
+      backend.copy(ranked.ids.columns(0, sizes_.num_recorded), recorded_ids_.rows(rows));
+    }
+  }
+  backend.mark(mark_behind(Stage::kDraft));
+  if (builds) {
+    backend.build_trees({.log_probs = probs,
+                         .candidates = ids,
+                         .draft_horizon = horizon,
+                         .roots = step_.roots(),
+                         .tree_budget = sizes_.max_nodes - 1,
+                         .trees = step_.trees().arrays(num_sequences)});
+  }
+  context_.communicator.broadcast(step_.trees().tensor(), 0, backend.stream(),
+                                  {.what = "tree block"});
+  backend.mark(mark_behind(Stage::kTreeBuild));
+}
+
+void Engine::verify_and_accept() {
+  Backend& backend = context_.backend;
+  const std::int64_t num_sequences = step_.num_sequences();
+  const TreeBatch batch = step_.expand_trees(backend);
+  const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
+  const TensorView normed = normed_.rows(batch.num_rows);
+  decoder_.final_norm(hidden, normed);
+  const Vocabulary::TopK best = vocabulary_.top_logits(normed, 1);
+  backend.mark(mark_behind(Stage::kVerify));
+  AcceptBlock& accepted = step_.accepted();
+  if (group_.rank() == 0) {
+    backend.accept({.trees = step_.trees().arrays(num_sequences),
+                    .choices = best.ids.reshape(Shape{batch.num_rows}),
+                    .row_offsets = batch.row_offsets,
+                    .path_lengths = accepted.path_lengths(num_sequences),
+                    .paths = accepted.paths(num_sequences),
+                    .bonus_tokens = accepted.bonus_tokens(num_sequences)});
+  }
+  context_.communicator.broadcast(accepted.tensor(), 0, backend.stream(), {.what = "accept block"});
+  backend.mark(mark_behind(Stage::kAccept));
+}
+
+void Engine::commit() {
+  Backend& backend = context_.backend;
+  cache_.compact(step_.compact_params());
+  if (drafter_) {
+    const StepState::AcceptedRows accepted = step_.accepted_rows(backend);
+    const TensorView taps = accepted_taps_.rows(accepted.batch.num_rows);
+    backend.gather_rows(decoder_.taps(), accepted.rows, taps);
+    drafter_->append_context(taps, accepted.batch);
+  }
+  step_.advance(backend);
+  backend.mark(mark_behind(Stage::kCommit));
+}
+
+void Engine::step() {
+  context_.backend.mark(kStepBegin);
+  draft_and_build();
+  verify_and_accept();
+  commit();
+}
+
+StageTimes Engine::stage_times() {
+  StageTimes times{};
+  for (std::size_t stage = 0; stage < kNumStages; ++stage) {
+    times[stage] = context_.backend.milliseconds_between(stage, stage + 1);
+  }
+  return times;
+}
+
+void Engine::record_candidates(Scheduler& scheduler) {
+  const std::int64_t horizon = sizes_.max_path - 1;
+  const Vocabulary::TopK recorded{.values = recorded_probs_.view(), .ids = recorded_ids_.view()};
+  for (std::size_t i = 0; i < listed_.size(); ++i) {
     std::vector<std::vector<TokenLogit>> rows;
     for (std::int64_t row = 0; row < horizon; ++row) {
-      rows.push_back(download_row(ranked, static_cast<std::int64_t>(i) * horizon + row, count));
+      rows.push_back(download_row(recorded, static_cast<std::int64_t>(i) * horizon + row,
+                                  sizes_.num_recorded));
     }
-    scheduler.record_draft(slots[i], std::move(rows));
-  }
-}
-
-void Engine::draft_trees(std::span<const std::int32_t> slots, Scheduler* scheduler,
-                         StageTimes& times) {
-  Backend& backend = context_.backend;
-  std::vector<std::int32_t> roots;
-  std::vector<Drafter::Root> drafted;
-  for (const std::int32_t slot : slots) {
-    roots.push_back(sequences_[static_cast<std::size_t>(slot)].root_token);
-    drafted.push_back({.slot = slot, .token = roots.back()});
-  }
-  if (!drafter_) {
-    const StageTimer timer(stage_time(times, Stage::kTreeBuild));
-    if (scheduler != nullptr) {
-      tree_block_.set_roots(backend, roots);
-    }
-    return;
-  }
-  Vocabulary::TopK ranked;
-  {
-    const StageTimer timer(stage_time(times, Stage::kDraft));
-    ranked = drafter_->draft(drafted, sizes_.num_ranked);
-  }
-  if (scheduler == nullptr) {
-    return;
-  }
-  if (options_.record_steps) {
-    record_candidates(ranked, slots, *scheduler);
-  }
-  const StageTimer timer(stage_time(times, Stage::kTreeBuild));
-  const std::int64_t predictions = ranked.ids.size(0);
-  const TensorView probs = candidate_probs_.rows(predictions);
-  const TensorView ids = candidate_ids_.rows(predictions);
-  backend.copy(ranked.values.columns(0, sizes_.num_candidates), probs);
-  backend.copy(ranked.ids.columns(0, sizes_.num_candidates), ids);
-  roots_.upload(backend, std::span<const std::int32_t>(roots));
-  const auto num_sequences = static_cast<std::int64_t>(slots.size());
-  backend.build_trees({.log_probs = probs,
-                       .candidates = ids,
-                       .draft_horizon = sizes_.max_path - 1,
-                       .roots = roots_.rows(num_sequences),
-                       .tree_budget = sizes_.max_nodes - 1,
-                       .trees = tree_block_.arrays(num_sequences)});
-}
-
-std::vector<DraftTree> Engine::share_trees(std::int64_t num_sequences) {
-  context_.communicator.broadcast(tree_block_.tensor(), 0, context_.backend.stream(),
-                                  {.what = "tree block"});
-  return tree_block_.download(context_.backend, num_sequences);
-}
-
-ConstTensorView Engine::verify(std::span<const std::int32_t> slots,
-                               const std::vector<DraftTree>& trees) {
-  std::vector<SequenceRows> rows;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    rows.push_back({.slot = slots[i],
-                    .prefix_length = static_cast<std::int32_t>(cache_.committed(slots[i])),
-                    .token_ids = trees[i].token_ids,
-                    .parents = trees[i].parents});
-  }
-  batch_ = batch_storage_.fill(rows);
-  const ConstTensorView hidden = decoder_.forward(batch_, cache_, vocabulary_);
-  const TensorView normed = normed_.rows(batch_.num_rows);
-  decoder_.final_norm(hidden, normed);
-  return vocabulary_.top_logits(normed, 1).ids.reshape(Shape{batch_.num_rows});
-}
-
-void Engine::commit(std::span<const std::int32_t> slots, const std::vector<DraftTree>& trees,
-                    const StepDecision& decision) {
-  Backend& backend = context_.backend;
-  const auto num_sequences = static_cast<std::int64_t>(slots.size());
-  std::vector<std::int32_t> path_lengths;
-  std::vector<std::int32_t> tap_rows;
-  std::vector<Drafter::ContextRows> context_rows;
-  std::int32_t first_row = 0;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const AcceptedSequence& accepted = decision.sequences.at(i);
-    path_lengths.push_back(static_cast<std::int32_t>(accepted.path.size()));
-    if (!accepted.finished) {
-      context_rows.push_back(
-          {.slot = slots[i], .num_rows = static_cast<std::int64_t>(accepted.path.size())});
-      for (const std::int32_t node : accepted.path) {
-        tap_rows.push_back(first_row + node);
-      }
-    }
-    first_row += static_cast<std::int32_t>(trees[i].num_nodes());
-    sequences_[static_cast<std::size_t>(slots[i])] = {.running = !accepted.finished,
-                                                      .root_token = accepted.bonus_token};
-  }
-  cache_.commit_paths({.cache = {},
-                       .slots = batch_.slots,
-                       .prefix_lengths = batch_.prefix_lengths,
-                       .path_lengths = accept_block_.path_lengths(num_sequences),
-                       .paths = accept_block_.paths(num_sequences)},
-                      slots, path_lengths);
-  if (drafter_ && !context_rows.empty()) {
-    const auto num_rows = static_cast<std::int64_t>(tap_rows.size());
-    tap_rows_.upload(backend, std::span<const std::int32_t>(tap_rows));
-    backend.gather_rows(decoder_.taps(), tap_rows_.rows(num_rows), accepted_taps_.rows(num_rows));
-    drafter_->append_context(accepted_taps_.rows(num_rows), context_rows);
+    scheduler.record_draft(listed_[i], std::move(rows));
   }
 }
 
 void Engine::decode(Scheduler* scheduler, StepDecision& decision) {
   Backend& backend = context_.backend;
-  StageTimes times{};
-  stage_time(times, Stage::kCommit) = last_commit_ms_;
-  std::vector<std::int32_t> slots;
-  for (std::size_t slot = 0; slot < sequences_.size(); ++slot) {
-    if (sequences_[slot].running) {
-      slots.push_back(static_cast<std::int32_t>(slot));
-    }
-  }
-  const auto num_sequences = static_cast<std::int64_t>(slots.size());
-  draft_trees(slots, scheduler, times);
-  std::vector<DraftTree> trees;
-  ConstTensorView choices;
-  {
-    const StageTimer timer(stage_time(times, Stage::kVerify));
-    trees = share_trees(num_sequences);
-    choices = verify(slots, trees);
-  }
+  list_sequences();
+  const std::int64_t num_sequences = step_.num_sequences();
+  const bool replayable = decoder_.replayable() && context_.communicator.capturable();
+  backend.run_recorded(serial_ * kMaxSequences + num_sequences, replayable, [this] { step(); });
+  context_.communicator.replayed(backend.stream(), {.what = "step"});
+
+  const std::vector<AcceptedPath> accepted = step_.accepted().download(backend, num_sequences);
+  std::vector<std::int32_t> finished(accepted.size(), 0);
   decision = {};
   if (scheduler != nullptr) {
-    {
-      const StageTimer timer(stage_time(times, Stage::kAccept));
-      backend.accept({.trees = tree_block_.arrays(num_sequences),
-                      .choices = choices,
-                      .row_offsets = batch_.row_offsets,
-                      .path_lengths = accept_block_.path_lengths(num_sequences),
-                      .paths = accept_block_.paths(num_sequences),
-                      .bonus_tokens = accept_block_.bonus_tokens(num_sequences)});
-      decision.sequences = accept_block_.download(backend, num_sequences);
+    scheduler->add_stage_times(listed_, stage_times());
+    if (options_.record_steps && drafter_) {
+      record_candidates(*scheduler);
     }
-    scheduler->add_stage_times(slots, times);
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      decision.sequences[i].finished =
-          scheduler->advance_sequence(slots[i], trees[i], decision.sequences[i]);
+    const std::vector<DraftTree> trees = step_.trees().download(backend, num_sequences);
+    for (std::size_t i = 0; i < accepted.size(); ++i) {
+      finished[i] = scheduler->advance_sequence(listed_[i], trees[i], accepted[i]) ? 1 : 0;
     }
     scheduler->plan_next(decision);
   }
-  share_decision(decision);
-  last_commit_ms_ = 0;
-  const StageTimer timer(last_commit_ms_);
-  commit(slots, trees, decision);
+  share_decision(decision, finished);
+  for (std::size_t i = 0; i < accepted.size(); ++i) {
+    const std::int32_t slot = listed_[i];
+    cache_.commit_rows(slot, static_cast<std::int64_t>(accepted[i].nodes.size()));
+    slots_[static_cast<std::size_t>(slot)] = {.running = finished[i] == 0,
+                                              .root_token = accepted[i].bonus_token};
+    relist_ = relist_ || finished[i] != 0;
+  }
 }
 
 }  // namespace kdtree

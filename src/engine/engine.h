@@ -12,6 +12,7 @@
 #include "engine/scheduler.h"
 #include "model/tree_batch_storage.h"
 #include "speculative/draft_tree.h"
+#include "speculative/step_state.h"
 
 namespace kdtree {
 
@@ -29,6 +30,7 @@ class Engine {
          Communicator& communicator, ProcessGroup& group);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+  ~Engine();
 
   // Decodes the requests of rank 0 (the other ranks' are ignored), batch_size at a time.
   // Collective. On rank 0 `on_result` gets each result, in the order of the requests. AgreedError
@@ -36,8 +38,8 @@ class Engine {
   void generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result);
 
  private:
-  // What all ranks know of a running sequence.
-  struct Sequence {
+  // What all ranks know of a slot.
+  struct Slot {
     bool running = false;
     std::int32_t root_token = 0;  // chosen by the target, not yet in the cache
   };
@@ -46,19 +48,21 @@ class Engine {
   void prefill(std::int32_t slot, const Request& request, Scheduler* scheduler,
                StepDecision& decision);
   void decode(Scheduler* scheduler, StepDecision& decision);
-  // Sends rank 0's decision to all.
-  void share_decision(StepDecision& decision);
+  // Sends rank 0's decision, and which sequences of the step's batch have finished, to all.
+  void share_decision(StepDecision& decision, std::span<std::int32_t> finished);
 
-  // The stages of a step.
-  void draft_trees(std::span<const std::int32_t> slots, Scheduler* scheduler, StageTimes& times);
-  std::vector<DraftTree> share_trees(std::int64_t num_sequences);
-  ConstTensorView verify(std::span<const std::int32_t> slots, const std::vector<DraftTree>& trees);
-  void commit(std::span<const std::int32_t> slots, const std::vector<DraftTree>& trees,
-              const StepDecision& decision);
+  // One step of the sequences in step_, on the device alone: draft, tree build, verify, accept,
+  // commit.
+  void step();
+  void draft_and_build();
+  void verify_and_accept();
+  void commit();
+  // Lists the running sequences in step_, where they are not those of the last step.
+  void list_sequences();
 
-  // Rank 0: what the drafter ranked best, into the scheduler's records.
-  void record_candidates(const Vocabulary::TopK& ranked, std::span<const std::int32_t> slots,
-                         Scheduler& scheduler);
+  // What the step left for the host.
+  StageTimes stage_times();
+  void record_candidates(Scheduler& scheduler);
   std::vector<TokenLogit> download_row(const Vocabulary::TopK& top, std::int64_t row,
                                        std::int64_t count);
 
@@ -71,19 +75,19 @@ class Engine {
   Decoder decoder_;
   LatentKvCache cache_;
   std::unique_ptr<Drafter> drafter_;  // none in plain mode
-  TreeBatchStorage batch_storage_;
-  TreeBlock tree_block_;
-  AcceptBlock accept_block_;
-  DeviceTensor normed_;              // [vocabulary rows, hidden]
-  DeviceTensor candidate_probs_;     // [sequences * horizon, num_candidates]
-  DeviceTensor candidate_ids_;       // [sequences * horizon, num_candidates]
-  DeviceTensor roots_;               // [sequences]
-  DeviceTensor tap_rows_;            // [sequences * max_path]
-  DeviceTensor accepted_taps_;       // [sequences * max_path, taps * hidden]
-  TreeBatch batch_;                  // of the running step
-  std::vector<Sequence> sequences_;  // by slot
-  double last_commit_ms_ =
-      0;  // of the previous step: it ends after the sequences' records are written
+  TreeBatchStorage prompt_storage_;   // rows of a prompt piece
+  StepState step_;
+  DeviceTensor normed_;           // [vocabulary rows, hidden]
+  DeviceTensor candidate_probs_;  // [sequences * horizon, num_candidates]
+  DeviceTensor candidate_ids_;    // [sequences * horizon, num_candidates]
+  DeviceTensor
+      recorded_probs_;  // [sequences * horizon, num_recorded]; written with record_steps only
+  DeviceTensor recorded_ids_;   // [sequences * horizon, num_recorded]
+  DeviceTensor accepted_taps_;  // [sequences * max_path, taps * hidden]
+  std::vector<Slot> slots_;
+  std::vector<std::int32_t> listed_;  // slots of the sequences in step_, in order
+  bool relist_ = true;                // the set of running sequences has changed
+  std::int64_t serial_ = 0;           // of this engine, for the keys of recorded steps
 };
 
 }  // namespace kdtree

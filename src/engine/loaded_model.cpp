@@ -46,9 +46,10 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
     sizes.max_nodes = 1 + (chain ? horizon : options.tree_budget);
     sizes.num_candidates = chain ? 1 : std::min(options.tree_budget, target.vocab_size);
     sizes.num_ranked = sizes.num_candidates;
+    sizes.num_recorded = std::min(kRecordedCandidates, target.vocab_size);
+    sizes.block_size = drafter.block_size;
     if (options.record_steps) {
-      sizes.num_ranked =
-          std::max(sizes.num_ranked, std::min(kRecordedCandidates, target.vocab_size));
+      sizes.num_ranked = std::max(sizes.num_ranked, sizes.num_recorded);
     }
     sizes.decoder.target_layer_ids = drafter.target_layer_ids;
   }
@@ -95,6 +96,10 @@ MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options,
        Decoder::workspace_bytes(backend, config, partition, sizes.decoder, load.world_size)});
   plan.entries.push_back(
       {"vocabulary", Vocabulary::bytes(sizes.vocabulary, partition.vocabulary, load.world_size)});
+  plan.entries.push_back({"step state", StepState::bytes({.max_sequences = options.batch_size,
+                                                          .max_nodes = sizes.max_nodes,
+                                                          .block_size = sizes.block_size,
+                                                          .max_path = sizes.max_path})});
   if (source.drafter && options.mode != Mode::kPlain) {
     const DrafterConfig& drafter = source.drafter->config;
     const DrafterPartition drafter_part = drafter_partition(drafter, load);

@@ -11,6 +11,7 @@
 #include "comm/process_group.h"
 #include "model/decoder.h"
 #include "speculative/drafter.h"
+#include "speculative/step_state.h"
 #include "weights/checkpoint.h"
 #include "weights/weight_store.h"
 
@@ -45,6 +46,8 @@ struct StepSizes {
   std::int64_t num_candidates = 1;  // that the tree builder gets for each slot
   std::int64_t num_ranked =
       1;  // that the drafter ranks for each slot (more where steps are recorded)
+  std::int64_t num_recorded = 1;  // of these, how many a recorded step shows
+  std::int64_t block_size = 0;    // of the drafter; 0 without
   std::int64_t max_path = 1;      // accepted nodes, root included
   std::int64_t prefill_rows = 1;  // of one prompt piece
   std::int64_t max_rows = 1;      // of one forward call

@@ -87,13 +87,13 @@ void Scheduler::record_draft(std::int32_t slot,
 }
 
 bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree,
-                                 const AcceptedSequence& accepted) {
+                                 const AcceptedPath& accepted) {
   Active& entry = active(slot);
   Result& result = entry.result;
-  check(!accepted.path.empty() && accepted.path.front() == 0,
+  check(!accepted.nodes.empty() && accepted.nodes.front() == 0,
         "an accepted path does not start at the root");
   // The root is known already; each further node and the bonus token are new.
-  result.acceptance_lengths.push_back(static_cast<std::int32_t>(accepted.path.size()));
+  result.acceptance_lengths.push_back(static_cast<std::int32_t>(accepted.nodes.size()));
   if (options_.record_steps) {
     StepRecord record;
     record.root = tree.token_ids.front();
@@ -101,13 +101,13 @@ bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree,
     record.token_ids.assign(tree.token_ids.begin() + 1, tree.token_ids.end());
     record.depths.assign(tree.depths.begin() + 1, tree.depths.end());
     record.parents = tree.parents;
-    record.accepted_nodes.assign(accepted.path.begin() + 1, accepted.path.end());
+    record.accepted_nodes.assign(accepted.nodes.begin() + 1, accepted.nodes.end());
     record.bonus_token = accepted.bonus_token;
     result.steps.push_back(std::move(record));
   }
   bool open = true;
-  for (std::size_t i = 1; i < accepted.path.size() && open; ++i) {
-    open = append_token(entry, tree.token_ids.at(static_cast<std::size_t>(accepted.path[i])));
+  for (std::size_t i = 1; i < accepted.nodes.size() && open; ++i) {
+    open = append_token(entry, tree.token_ids.at(static_cast<std::size_t>(accepted.nodes[i])));
   }
   if (open) {
     open = append_token(entry, accepted.bonus_token);

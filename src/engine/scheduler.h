@@ -15,6 +15,16 @@
 
 namespace kdtree {
 
+enum class NextAction : std::int32_t { kStop = 0, kDecode = 1, kPrefill = 2 };
+
+// What rank 0 tells the others between two steps; a plain block of fixed size.
+struct StepDecision {
+  NextAction next = NextAction::kStop;
+  std::int32_t prefill_slot = 0;     // kPrefill only
+  std::int32_t prefill_request = 0;  // kPrefill only
+  std::int32_t first_token = 0;      // of the sequence that has just been prefilled
+};
+
 struct SchedulerOptions {
   std::int64_t num_slots = 1;
   std::int64_t max_context = 0;  // prompt and output together
@@ -30,7 +40,7 @@ class Scheduler {
   Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result);
 
   // What to do first, and after each step: prefill where a slot is free and a prompt waits, else
-  // decode, else stop.
+  // decode, else stop. Also takes finished sequences out of their slots.
   void plan_next(StepDecision& decision);
 
   // A prompt has been processed: its first token. Returns whether it is finished.
@@ -38,7 +48,7 @@ class Scheduler {
                       std::vector<TokenLogit> top_logits);
   // A step of the sequence in `slot`: the accepted tree nodes and the bonus token. Returns whether
   // it is finished.
-  bool advance_sequence(std::int32_t slot, const DraftTree& tree, const AcceptedSequence& accepted);
+  bool advance_sequence(std::int32_t slot, const DraftTree& tree, const AcceptedPath& accepted);
   // Adds a step's stage times and the drafter's candidates (may be empty) to the sequence's
   // records, before advance_sequence.
   void record_draft(std::int32_t slot, std::vector<std::vector<TokenLogit>> draft_top_log_probs);

@@ -26,7 +26,7 @@ std::int64_t AllReduceExchange::bytes(const Backend& backend, const ExchangeSize
 
 void AllReduceExchange::forward(const ModelContext& context, const RoutedRows& rows,
                                 const LayerExperts& experts, const TensorView& y) {
-  context.backend.experts({.weights = experts.weights,
+  context.backend.experts({.experts = experts.experts,
                            .x = rows.x,
                            .expert_ids = rows.expert_ids,
                            .expert_weights = rows.expert_weights,

@@ -11,6 +11,7 @@ class AllReduceExchange final : public ExpertExchange {
                     int rank);
 
   std::string name() const override { return "allreduce"; }
+  bool replayable() const override { return true; }
   void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
                const TensorView& y) override;
 

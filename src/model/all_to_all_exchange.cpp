@@ -139,7 +139,7 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
                {.what = "dispatch weights", .layer = layer});
 
   const TensorView computed = computed_.rows(received_rows());
-  backend.experts({.weights = experts.weights,
+  backend.experts({.experts = experts.experts,
                    .x = x,
                    .expert_ids = ids,
                    .expert_weights = weights,

@@ -14,6 +14,7 @@ class AllToAllExchange final : public ExpertExchange {
                    const Communicator& communicator);
 
   std::string name() const override { return "alltoall"; }
+  bool replayable() const override { return false; }  // the host plans the dispatch
   void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
                const TensorView& y) override;
 

@@ -70,8 +70,7 @@ Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const W
         .dense = nullptr,
         .moe = nullptr};
     if (config.is_moe_layer(layer)) {
-      built.moe =
-          std::make_unique<Moe>(config, weights, layer, placement, context.communicator.rank());
+      built.moe = std::make_unique<Moe>(context, config, weights, layer, placement);
       any_moe = true;
     } else {
       built.dense = std::make_unique<Mlp>(weights, prefix + "mlp.");
@@ -122,29 +121,40 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
   const TensorView delta = delta_.rows(rows);
   last_rows_ = rows;
   vocabulary.embed(batch.token_ids, hidden);
+  backend.rms_norm(hidden, layers_.front().input_layernorm, eps, normed);
   for (std::size_t index = 0; index < layers_.size(); ++index) {
     const Layer& layer = layers_[index];
     const auto layer_index = static_cast<std::int64_t>(index);
-    backend.rms_norm(hidden, layer.input_layernorm, eps, normed);
     layer.attention.forward(context_, normed, batch, cache, attention_workspace_, delta);
     context_.all_reduce_sum(delta, {.what = "attention", .layer = layer_index});
-    backend.add(hidden, delta);
-    backend.rms_norm(hidden, layer.post_attention_layernorm, eps, normed);
+    backend.add_rms_norm(hidden, delta, layer.post_attention_layernorm, eps, normed);
     if (layer.moe) {
       layer.moe->forward(context_, normed, router_workspace_, *exchange_, delta);
     } else {
       layer.dense->forward(backend, normed, mlp_workspace_, delta);
       context_.all_reduce_sum(delta, {.what = "dense feed-forward", .layer = layer_index});
     }
-    backend.add(hidden, delta);
-    for (std::size_t tap = 0; tap < options_.target_layer_ids.size(); ++tap) {
-      if (options_.target_layer_ids[tap] == layer_index) {
-        const auto first = static_cast<std::int64_t>(tap) * config_.hidden_size;
-        backend.copy(hidden, taps_.rows(rows).columns(first, config_.hidden_size));
-      }
+    if (index + 1 < layers_.size()) {
+      backend.add_rms_norm(hidden, delta, layers_[index + 1].input_layernorm, eps, normed);
+    } else {
+      backend.add(hidden, delta);
     }
+    copy_taps(layer_index, hidden);
   }
   return hidden;
+}
+
+void Decoder::copy_taps(std::int64_t layer, const TensorView& hidden) const {
+  for (std::size_t tap = 0; tap < options_.target_layer_ids.size(); ++tap) {
+    if (options_.target_layer_ids[tap] == layer) {
+      const auto first = static_cast<std::int64_t>(tap) * config_.hidden_size;
+      context_.backend.copy(hidden, taps_.rows(hidden.size(0)).columns(first, config_.hidden_size));
+    }
+  }
+}
+
+bool Decoder::replayable() const {
+  return exchange_ == nullptr || exchange_->replayable();
 }
 
 ConstTensorView Decoder::taps() const {

@@ -44,12 +44,17 @@ class Decoder {
   // out [rows, hidden] = final norm of hidden [rows, hidden], for the vocabulary's head.
   void final_norm(const ConstTensorView& hidden, const TensorView& out) const;
 
+  // Whether forward() can be recorded and replayed (Backend::run_recorded).
+  bool replayable() const;
+
   static std::int64_t workspace_bytes(const Backend& backend, const ModelConfig& config,
                                       const TargetPartition& partition,
                                       const DecoderOptions& options, int world_size);
 
  private:
   struct Layer;
+
+  void copy_taps(std::int64_t layer, const TensorView& hidden) const;
 
   ModelContext context_;
   const ModelConfig& config_;

@@ -43,7 +43,7 @@ struct RoutedRows {
 // What a layer's experts are on this rank.
 struct LayerExperts {
   std::int64_t layer = 0;
-  ExpertWeights weights;
+  const ExpertSet* experts = nullptr;
   const Mlp* shared = nullptr;  // nullptr without shared experts
 };
 
@@ -55,6 +55,9 @@ class ExpertExchange {
   virtual ~ExpertExchange() = default;
 
   virtual std::string name() const = 0;
+  // Whether forward() neither asks the host nor changes its calls with the rows' routing, so that
+  // it can be recorded.
+  virtual bool replayable() const = 0;
   // y [rows, hidden] = routed + shared experts of every row, complete on every rank.
   virtual void forward(const ModelContext& context, const RoutedRows& rows,
                        const LayerExperts& experts, const TensorView& y) = 0;

@@ -18,15 +18,11 @@ void LatentKvCache::commit_rows(std::int32_t slot, std::int64_t rows) {
   committed += rows;
 }
 
-void LatentKvCache::commit_paths(const CompactParams& params, std::span<const std::int32_t> slots,
-                                 std::span<const std::int32_t> path_lengths) {
+void LatentKvCache::compact(const CompactParams& params) const {
   CompactParams layer_params = params;
   for (const DeviceTensor& layer : layers_) {
     layer_params.cache = layer.view();
     backend_.compact(layer_params);
-  }
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    commit_rows(slots[i], path_lengths[i]);
   }
 }
 

@@ -19,7 +19,7 @@ struct CacheSizes {
 };
 
 // Rows of a slot below committed() belong to the sequence. A step writes only rows at and above it
-// ("provisional"); commit alone moves it. The same class holds the drafter's keys or values.
+// ("provisional"); commit_rows alone moves it.
 class LatentKvCache {
  public:
   LatentKvCache(Backend& backend, const CacheSizes& sizes);
@@ -36,13 +36,12 @@ class LatentKvCache {
 
   // Forgets a slot's rows.
   void clear(std::int32_t slot) { committed_[static_cast<std::size_t>(slot)] = 0; }
-  // Keeps the next `rows` provisional rows as they are (prompt rows).
+  // Makes the next `rows` provisional rows the sequence's own.
   void commit_rows(std::int32_t slot, std::int64_t rows);
-  // Keeps the provisional rows committed + paths[..], in that order, of each slot: row paths[i]
-  // moves to committed + i in every layer. Rows were rotated by position = start + depth, so the
-  // move is a plain copy. params.cache is ignored.
-  void commit_paths(const CompactParams& params, std::span<const std::int32_t> slots,
-                    std::span<const std::int32_t> path_lengths);
+  // Moves accepted provisional rows together in every layer: of each sequence row prefix + paths[i]
+  // goes to prefix + i. Rows were rotated by position = prefix + depth, so the move is a plain
+  // copy. params.cache is ignored. commit_rows follows once the host knows how many there are.
+  void compact(const CompactParams& params) const;
 
   static std::int64_t bytes(const CacheSizes& sizes, DType dtype);
 

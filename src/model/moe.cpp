@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 namespace kdtree {
 
 namespace {
@@ -25,8 +27,8 @@ std::int64_t RouterWorkspace::bytes(const ModelConfig& config, std::int64_t max_
   return max_rows * 4 * (config.n_routed_experts + 2 * config.num_experts_per_tok);
 }
 
-Moe::Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
-         const ExpertPlacement& placement, int rank)
+Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
+         std::int64_t layer, const ExpertPlacement& placement)
     : layer_(layer) {
   const std::string prefix = fmt::format("model.layers.{}.mlp.", layer);
   gate_ = weights.matrix(prefix + "gate.weight");
@@ -42,12 +44,16 @@ Moe::Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t lay
   if (weights.contains(bias)) {
     router_.correction_bias = weights.vector(bias);
   }
-  for (const std::int64_t expert : placement.experts_of(rank)) {
+  std::vector<WeightView> gate;
+  std::vector<WeightView> up;
+  std::vector<WeightView> down;
+  for (const std::int64_t expert : placement.experts_of(context.communicator.rank())) {
     const std::string expert_prefix = fmt::format("{}experts.{}.", prefix, expert);
-    expert_gate_.push_back(weights.matrix(expert_prefix + "gate_proj.weight"));
-    expert_up_.push_back(weights.matrix(expert_prefix + "up_proj.weight"));
-    expert_down_.push_back(weights.matrix(expert_prefix + "down_proj.weight"));
+    gate.push_back(weights.matrix(expert_prefix + "gate_proj.weight"));
+    up.push_back(weights.matrix(expert_prefix + "up_proj.weight"));
+    down.push_back(weights.matrix(expert_prefix + "down_proj.weight"));
   }
+  experts_ = context.backend.make_expert_set({.gate = gate, .up = up, .down = down});
   if (config.n_shared_experts > 0) {
     shared_ = std::make_unique<Mlp>(weights, prefix + "shared_experts.");
   }
@@ -65,10 +71,7 @@ void Moe::forward(const ModelContext& context, const ConstTensorView& x, RouterW
   context.backend.router(router);
   exchange.forward(
       context, {.x = x, .expert_ids = router.expert_ids, .expert_weights = router.expert_weights},
-      {.layer = layer_,
-       .weights = {.gate = expert_gate_, .up = expert_up_, .down = expert_down_},
-       .shared = shared_.get()},
-      y);
+      {.layer = layer_, .experts = experts_.get(), .shared = shared_.get()}, y);
 }
 
 }  // namespace kdtree

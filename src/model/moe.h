@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "config/model_config.h"
 #include "model/expert_exchange.h"
@@ -21,9 +20,9 @@ struct RouterWorkspace {
 
 class Moe {
  public:
-  // Reads the experts that `placement` gives to `rank`. `weights` outlives the layer.
-  Moe(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
-      const ExpertPlacement& placement, int rank);
+  // Takes the experts that `placement` gives to this rank. `weights` outlives the layer.
+  Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
+      std::int64_t layer, const ExpertPlacement& placement);
 
   // x [rows, hidden], normed -> y [rows, hidden], complete on every rank.
   void forward(const ModelContext& context, const ConstTensorView& x, RouterWorkspace& workspace,
@@ -33,9 +32,7 @@ class Moe {
   std::int64_t layer_;
   RouterParams router_;  // the settings; tensors are filled in per call
   WeightView gate_;
-  std::vector<WeightView> expert_gate_;
-  std::vector<WeightView> expert_up_;
-  std::vector<WeightView> expert_down_;
+  std::unique_ptr<ExpertSet> experts_;
   std::unique_ptr<Mlp> shared_;
 };
 

@@ -1,8 +1,7 @@
-// Draft trees on the host and in the two control blocks of a step.
+// Draft trees on the host, and the two control blocks of a step.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/device_tensor.h"
@@ -23,15 +22,15 @@ class TreeBlock {
  public:
   TreeBlock(Backend& backend, std::int64_t max_sequences, std::int64_t max_nodes);
 
-  // The arrays of the first `num_sequences` sequences, for the builder.
+  // The arrays of the first `num_sequences` sequences, for the builder and the verify pass.
   TreeArrays arrays(std::int64_t num_sequences) const;
   const TensorView& tensor() const { return block_.view(); }
-  std::int64_t max_nodes() const { return max_nodes_; }
 
-  // Writes root-only trees.
-  void set_roots(Backend& backend, std::span<const std::int32_t> roots);
-  // Reads the first `num_sequences` trees. Error if a tree is malformed.
+  // Reads the first `num_sequences` trees. Error if one has an impossible number of nodes.
   std::vector<DraftTree> download(Backend& backend, std::int64_t num_sequences);
+
+  // Size of the block in int32.
+  static std::int64_t words(std::int64_t max_sequences, std::int64_t max_nodes);
 
  private:
   std::int64_t max_sequences_;
@@ -40,24 +39,14 @@ class TreeBlock {
   std::vector<std::int32_t> host_;
 };
 
-// What rank 0 decided at the end of a step.
-enum class NextAction : std::int32_t { kStop = 0, kDecode = 1, kPrefill = 2 };
-
-struct AcceptedSequence {
-  std::vector<std::int32_t> path;  // accepted nodes with the root, ascending; empty after a prompt
-  std::int32_t bonus_token = 0;    // the target's token behind the path: the next root
-  bool finished = false;
+// What a step accepted of one sequence.
+struct AcceptedPath {
+  std::vector<std::int32_t> nodes;  // accepted tree nodes with the root, ascending
+  std::int32_t bonus_token = 0;     // the target's token behind the path: the next root
 };
 
-struct StepDecision {
-  std::vector<AcceptedSequence> sequences;  // in the order of the step's batch
-  NextAction next = NextAction::kStop;
-  std::int32_t prefill_slot = 0;     // kPrefill only
-  std::int32_t prefill_request = 0;  // kPrefill only
-};
-
-// Second control block: acceptance, stops and what comes next, one fixed-size tensor that is
-// broadcast as it is.
+// Second control block: accepted paths and bonus tokens, one fixed-size tensor that is broadcast as
+// it is.
 class AcceptBlock {
  public:
   AcceptBlock(Backend& backend, std::int64_t max_sequences, std::int64_t max_path);
@@ -68,14 +57,13 @@ class AcceptBlock {
   TensorView bonus_tokens(std::int64_t num_sequences) const;
   const TensorView& tensor() const { return block_.view(); }
 
-  // Reads what the accept op wrote.
-  std::vector<AcceptedSequence> download(Backend& backend, std::int64_t num_sequences);
-  void upload(Backend& backend, const StepDecision& decision);
-  StepDecision download_decision(Backend& backend);
+  // Reads the first `num_sequences` paths. Error if one has an impossible length.
+  std::vector<AcceptedPath> download(Backend& backend, std::int64_t num_sequences);
+
+  // Size of the block in int32.
+  static std::int64_t words(std::int64_t max_sequences, std::int64_t max_path);
 
  private:
-  TensorView carve(std::int64_t offset, Shape shape) const;
-
   std::int64_t max_sequences_;
   std::int64_t max_path_;
   DeviceTensor block_;

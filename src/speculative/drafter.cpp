@@ -43,6 +43,17 @@ std::vector<std::int32_t> local_kv_heads(const DrafterConfig& config,
   return heads;
 }
 
+// Rows of the blocks whose slots predict: all but slot 0 of each.
+std::vector<std::int32_t> prediction_rows(const DrafterConfig& config, std::int64_t num_slots) {
+  std::vector<std::int32_t> rows;
+  for (std::int64_t sequence = 0; sequence < num_slots; ++sequence) {
+    for (std::int64_t slot = 1; slot < config.block_size; ++slot) {
+      rows.push_back(static_cast<std::int32_t>(sequence * config.block_size + slot));
+    }
+  }
+  return rows;
+}
+
 // Per-head norm over head_dim: heads become rows.
 void norm_heads(Backend& backend, const TensorView& x, const ConstTensorView& weight, float eps,
                 std::int64_t head_dim) {
@@ -79,13 +90,14 @@ Drafter::Drafter(const ModelContext& context, const DrafterConfig& config,
       norm_(weights.vector("norm.weight")),
       rope_table_(upload_rope_table(context.backend, config, options.capacity)),
       kv_head_of_(context.backend,
-                  std::span<const std::int32_t>(local_kv_heads(config, partition))),
-      keys_(context.backend, cache_sizes(config, partition, options)),
-      values_(context.backend, cache_sizes(config, partition, options)),
-      batch_storage_(context.backend, max_rows(), options.num_slots, 1) {
+                  std::span<const std::int32_t>(local_kv_heads(config, partition))) {
   Backend& backend = context.backend;
   const DType dtype = backend.activation_dtype();
+  const CacheSizes cache = cache_sizes(config, partition, options);
+  const Shape cache_shape{cache.num_slots, cache.capacity, cache.width};
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    keys_.emplace_back(backend, dtype, cache_shape);
+    values_.emplace_back(backend, dtype, cache_shape);
     const std::string prefix = fmt::format("layers.{}.", layer);
     const std::string attention = prefix + "self_attn.";
     layers_.push_back(
@@ -110,7 +122,8 @@ Drafter::Drafter(const ModelContext& context, const DrafterConfig& config,
   normed_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
   delta_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
   predicted_ = DeviceTensor(backend, dtype, Shape{predictions, config.hidden_size});
-  predicted_rows_ = DeviceTensor(backend, DType::kInt32, Shape{predictions});
+  predicted_rows_ = DeviceTensor(
+      backend, std::span<const std::int32_t>(prediction_rows(config, options.num_slots)));
   q_ = DeviceTensor(backend, dtype, Shape{block_rows, query_width});
   o_ = DeviceTensor(backend, dtype, Shape{block_rows, query_width});
   k_ = DeviceTensor(backend, dtype, Shape{max_rows(), kv_width});
@@ -132,16 +145,10 @@ std::int64_t Drafter::workspace_bytes(const Backend& backend, const DrafterConfi
          MlpWorkspace::bytes(partition.intermediate.size(), block_rows, backend.activation_dtype());
 }
 
-void Drafter::clear(std::int32_t slot) {
-  keys_.clear(slot);
-  values_.clear(slot);
-}
-
 void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x,
                                 const TreeBatch& batch) {
   Backend& backend = context_.backend;
   const Layer& weights = layers_[layer];
-  const auto index = static_cast<std::int64_t>(layer);
   const TensorView k = k_.rows(batch.num_rows);
   const TensorView v = v_.rows(batch.num_rows);
   backend.linear(weights.k_proj, x, k);
@@ -155,29 +162,14 @@ void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x,
                 .positions = batch.positions,
                 .cos_sin = rope_table_.view(),
                 .layout = RopeLayout::kHalfSplit});
-  backend.cache_write({.values = k, .cache = keys_.layer(index), .batch = batch});
-  backend.cache_write({.values = v, .cache = values_.layer(index), .batch = batch});
+  backend.cache_write({.values = k, .cache = keys_[layer].view(), .batch = batch});
+  backend.cache_write({.values = v, .cache = values_[layer].view(), .batch = batch});
 }
 
-void Drafter::append_context(const ConstTensorView& taps, std::span<const ContextRows> sequences) {
+void Drafter::append_context(const ConstTensorView& taps, const TreeBatch& batch) {
   Backend& backend = context_.backend;
-  host_sequences_.clear();
-  host_tokens_.assign(static_cast<std::size_t>(taps.size(0)),
-                      0);  // context rows have no token of their own
-  std::size_t first = 0;
-  for (const ContextRows& sequence : sequences) {
-    const auto count = static_cast<std::size_t>(sequence.num_rows);
-    host_sequences_.push_back(
-        {.slot = sequence.slot,
-         .prefix_length = static_cast<std::int32_t>(keys_.committed(sequence.slot)),
-         .token_ids = std::span<const std::int32_t>(host_tokens_).subspan(first, count),
-         .parents = {}});
-    first += count;
-  }
-  const TreeBatch batch = batch_storage_.fill(host_sequences_);
   check(batch.num_rows == taps.size(0), "{} tapped rows for {} context rows", taps.size(0),
         batch.num_rows);
-
   // fc is split by output rows: each rank fills its columns of a zeroed tensor, and the sum (of one
   // value and zeros) is exact.
   const TensorView context_hidden = context_hidden_.rows(batch.num_rows);
@@ -188,10 +180,6 @@ void Drafter::append_context(const ConstTensorView& taps, std::span<const Contex
                    context_hidden);
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     write_keys_values(layer, context_hidden, batch);
-  }
-  for (const ContextRows& sequence : sequences) {
-    keys_.commit_rows(sequence.slot, sequence.num_rows);
-    values_.commit_rows(sequence.slot, sequence.num_rows);
   }
 }
 
@@ -223,8 +211,8 @@ void Drafter::block_layer(std::size_t layer, const TensorView& hidden, const Tre
        .kv_head_of = kv_head_of_.view(),
        .softmax_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.head_dim))),
        .query = q,
-       .key_cache = keys_.layer(index),
-       .value_cache = values_.layer(index),
+       .key_cache = keys_[layer].view(),
+       .value_cache = values_[layer].view(),
        .batch = batch,
        .output = o});
   backend.linear(weights.o_proj, o, delta);
@@ -236,33 +224,17 @@ void Drafter::block_layer(std::size_t layer, const TensorView& hidden, const Tre
   backend.add(hidden, delta);
 }
 
-Vocabulary::TopK Drafter::draft(std::span<const Root> roots, std::int64_t num_candidates) {
+Vocabulary::TopK Drafter::draft(const TreeBatch& batch, std::int64_t num_candidates) {
   Backend& backend = context_.backend;
-  const auto block_size = static_cast<std::size_t>(config_.block_size);
-  host_sequences_.clear();
-  host_rows_.clear();
-  host_tokens_.assign(roots.size() * block_size, static_cast<std::int32_t>(config_.mask_token_id));
-  for (std::size_t i = 0; i < roots.size(); ++i) {
-    host_tokens_[i * block_size] = roots[i].token;
-    host_sequences_.push_back(
-        {.slot = roots[i].slot,
-         .prefix_length = static_cast<std::int32_t>(keys_.committed(roots[i].slot)),
-         .token_ids =
-             std::span<const std::int32_t>(host_tokens_).subspan(i * block_size, block_size),
-         .parents = {}});
-    for (std::size_t slot = 1; slot < block_size; ++slot) {
-      host_rows_.push_back(static_cast<std::int32_t>(i * block_size + slot));
-    }
-  }
-  const TreeBatch batch = batch_storage_.fill(host_sequences_);
+  check(batch.num_rows == batch.num_sequences * config_.block_size, "{} rows for {} blocks of {}",
+        batch.num_rows, batch.num_sequences, config_.block_size);
   const TensorView hidden = hidden_.rows(batch.num_rows);
   vocabulary_.embed(batch.token_ids, hidden);
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     block_layer(layer, hidden, batch);
   }
-  const auto num_predictions = static_cast<std::int64_t>(host_rows_.size());
+  const std::int64_t num_predictions = batch.num_sequences * config_.draft_horizon();
   const TensorView predicted = predicted_.rows(num_predictions);
-  predicted_rows_.upload(backend, std::span<const std::int32_t>(host_rows_));
   backend.gather_rows(hidden, predicted_rows_.rows(num_predictions), predicted);
   backend.rms_norm(predicted, norm_, static_cast<float>(config_.rms_norm_eps), predicted);
   return vocabulary_.top_log_probs(predicted, num_candidates);

@@ -14,7 +14,6 @@
 #include "model/latent_kv_cache.h"
 #include "model/mlp.h"
 #include "model/model_context.h"
-#include "model/tree_batch_storage.h"
 #include "model/vocabulary.h"
 #include "weights/weight_store.h"
 
@@ -39,26 +38,17 @@ class Drafter {
 
   const DrafterConfig& config() const { return config_; }
 
-  // Forgets a slot's context.
-  void clear(std::int32_t slot);
+  // Tapped states of tokens that follow a context: `batch` says slots, prefix lengths and
+  // positions, row by row as for the target; its token ids are not read. taps [rows, taps *
+  // hidden]. Writes their keys and values at the prefix of every layer's cache; whoever keeps the
+  // lengths decides how many of them count.
+  void append_context(const ConstTensorView& taps, const TreeBatch& batch);
 
-  // Newly committed tokens of a sequence: their tapped states follow the slot's context.
-  struct ContextRows {
-    std::int32_t slot = 0;
-    std::int64_t num_rows = 0;
-  };
-  // taps [sum of num_rows, taps * hidden], sequence after sequence. Adds their keys and values to
-  // every layer's context.
-  void append_context(const ConstTensorView& taps, std::span<const ContextRows> sequences);
-
-  struct Root {
-    std::int32_t slot = 0;
-    std::int32_t token = 0;
-  };
   // Log-probabilities of the `num_candidates` best tokens of each slot 1..draft_horizon of each
   // sequence, [sequences * draft_horizon, num_candidates]; equal on every rank, valid until the
-  // vocabulary's next call. Leaves the context as it was.
-  Vocabulary::TopK draft(std::span<const Root> roots, std::int64_t num_candidates);
+  // vocabulary's next call. `batch` holds a block [root, mask token, ...] a sequence, as chains
+  // behind the prefixes.
+  Vocabulary::TopK draft(const TreeBatch& batch, std::int64_t num_candidates);
 
   static std::int64_t workspace_bytes(const Backend& backend, const DrafterConfig& config,
                                       const DrafterPartition& partition,
@@ -88,23 +78,19 @@ class Drafter {
   ConstTensorView norm_;
   DeviceTensor rope_table_;
   DeviceTensor kv_head_of_;
-  LatentKvCache keys_;
-  LatentKvCache values_;
-  TreeBatchStorage batch_storage_;
+  std::vector<DeviceTensor> keys_;    // a layer each, [slots, capacity, kv heads * head_dim]
+  std::vector<DeviceTensor> values_;  // the same
   MlpWorkspace mlp_workspace_;
   DeviceTensor context_hidden_;  // [max_context_rows, hidden]
   DeviceTensor hidden_;          // [block rows, hidden]
   DeviceTensor normed_;          // [block rows, hidden]
   DeviceTensor delta_;           // [block rows, hidden]
   DeviceTensor predicted_;       // [sequences * draft_horizon, hidden] rows of slots 1 and on
-  DeviceTensor predicted_rows_;  // [sequences * draft_horizon]
+  DeviceTensor predicted_rows_;  // [sequences * draft_horizon] which rows of the blocks these are
   DeviceTensor q_;               // [block rows, heads * head_dim]
   DeviceTensor o_;               // [block rows, heads * head_dim]
   DeviceTensor k_;               // [max_rows, kv heads * head_dim]
   DeviceTensor v_;               // [max_rows, kv heads * head_dim]
-  std::vector<std::int32_t> host_tokens_;
-  std::vector<std::int32_t> host_rows_;
-  std::vector<SequenceRows> host_sequences_;
 };
 
 }  // namespace kdtree

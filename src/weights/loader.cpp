@@ -190,6 +190,9 @@ WeightStore carry_out(LoadPlan plan, const LoadOptions& options, Backend& backen
   PlanRunner(plan, options, device).run(backend, label);
   WeightStore store;
   add_views(plan, device, store);
+  for (const PlannedMatrix& matrix : plan.matrices) {
+    backend.prepare(store.matrix(matrix.name));
+  }
   store.add_memory(std::move(memory));
   return store;
 }

@@ -80,12 +80,12 @@ class DecoderBench {
                      static_cast<std::int32_t>(path.size())};
     paths_.upload(context_.backend, std::span<const std::int32_t>(path));
     own_.upload(context_.backend, std::span<const std::int32_t>(own));
-    cache_.commit_paths({.cache = {},
-                         .slots = own_.view().rows(0, 1),
-                         .prefix_lengths = own_.view().rows(1, 1),
-                         .path_lengths = own_.view().rows(2, 1),
-                         .paths = paths_.view()},
-                        {&slot, 1}, {&own[2], 1});
+    cache_.compact({.cache = {},
+                    .slots = own_.view().rows(0, 1),
+                    .prefix_lengths = own_.view().rows(1, 1),
+                    .path_lengths = own_.view().rows(2, 1),
+                    .paths = paths_.view()});
+    cache_.commit_rows(slot, own[2]);
   }
   // The committed rows of a slot, all layers.
   std::vector<float> cached(std::int32_t slot) const {

@@ -16,6 +16,11 @@ namespace kdtree {
 
 namespace {
 
+std::string environment_or(const char* variable, const char* otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : value;
+}
+
 World* the_world = nullptr;
 
 // At once rather than at the end: a rank that fails often leaves the others in a collective that
@@ -55,9 +60,14 @@ bool any_rank_failed(ProcessGroup& group, bool failed) {
 
 int run(ProcessGroup& group) {
   init_logging("warn", group.rank(), group.world_size());
-  const std::unique_ptr<Backend> backend = make_backend({.name = "cpu", .num_threads = 1});
-  const std::unique_ptr<Communicator> communicator =
-      make_communicator({.name = "auto", .backend = backend->name()}, group);
+  // The same tests on GPUs: KDTREE_TEST_BACKEND=cuda, with float32 activations.
+  const std::unique_ptr<Backend> backend =
+      make_backend({.name = environment_or("KDTREE_TEST_BACKEND", "cpu"),
+                    .num_threads = 1,
+                    .local_rank = group.local_rank()});
+  const std::unique_ptr<Communicator> communicator = make_communicator(
+      {.name = environment_or("KDTREE_TEST_COMMUNICATOR", "auto"), .backend = backend->name()},
+      group);
   World world{.group = group, .communicator = *communicator, .backend = *backend};
   the_world = &world;
   if (group.rank() != 0) {

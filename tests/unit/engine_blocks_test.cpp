@@ -46,20 +46,9 @@ TEST_F(EngineBlocks, TreesGoRound) {
   }
 }
 
-TEST_F(EngineBlocks, RootsAreTreesOfOneNode) {
-  TreeBlock block(*backend_, 3, 4);
-  block.set_roots(*backend_, Ids{11, 0, 12});
-  const std::vector<DraftTree> trees = block.download(*backend_, 3);
-  for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(trees[i].token_ids, Ids{(Ids{11, 0, 12}[i])});
-    EXPECT_EQ(trees[i].parents, Ids{-1});
-    EXPECT_EQ(trees[i].depths, Ids{0});
-  }
-}
-
 TEST_F(EngineBlocks, NodeCountsOutOfRangeAreErrors) {
   TreeBlock block(*backend_, 2, 4);
-  block.set_roots(*backend_, Ids{1, 2});
+  block.arrays(2).num_nodes.data<std::int32_t>()[0] = 1;
   for (const std::int32_t nodes : {0, -1, 5}) {
     block.arrays(2).num_nodes.data<std::int32_t>()[1] = nodes;
     EXPECT_THROW(block.download(*backend_, 2), Error) << nodes;
@@ -67,49 +56,22 @@ TEST_F(EngineBlocks, NodeCountsOutOfRangeAreErrors) {
   }
 }
 
-TEST_F(EngineBlocks, DecisionsGoRound) {
-  AcceptBlock sender(*backend_, 3, 4);
-  AcceptBlock receiver(*backend_, 3, 4);
-  StepDecision decision;
-  decision.sequences = {{.path = {0, 2, 5, 9}, .bonus_token = 77, .finished = true},
-                        {.path = {}, .bonus_token = 0, .finished = false}};
-  decision.next = NextAction::kPrefill;
-  decision.prefill_slot = 2;
-  decision.prefill_request = 41;
-  sender.upload(*backend_, decision);
-  copy_block(sender.tensor(), receiver.tensor());
-  const StepDecision received = receiver.download_decision(*backend_);
-  ASSERT_EQ(received.sequences.size(), 2U);
-  EXPECT_EQ(received.sequences[0].path, (Ids{0, 2, 5, 9}));
-  EXPECT_EQ(received.sequences[0].bonus_token, 77);
-  EXPECT_TRUE(received.sequences[0].finished);
-  EXPECT_TRUE(received.sequences[1].path.empty());
-  EXPECT_FALSE(received.sequences[1].finished);
-  EXPECT_EQ(received.next, NextAction::kPrefill);
-  EXPECT_EQ(received.prefill_slot, 2);
-  EXPECT_EQ(received.prefill_request, 41);
-
-  // A shorter decision leaves nothing of the longer one.
-  sender.upload(*backend_, {.sequences = {{.path = {0}, .bonus_token = 5, .finished = false}},
-                            .next = NextAction::kDecode});
-  const StepDecision second = sender.download_decision(*backend_);
-  ASSERT_EQ(second.sequences.size(), 1U);
-  EXPECT_EQ(second.sequences[0].path, Ids{0});
-  EXPECT_FALSE(second.sequences[0].finished);
-  EXPECT_EQ(second.next, NextAction::kDecode);
-}
-
 TEST_F(EngineBlocks, TheAcceptOpWritesWhereTheBlockReads) {
-  AcceptBlock block(*backend_, 2, 3);
-  block.path_lengths(2).data<std::int32_t>()[1] = 2;
-  block.paths(2).row<std::int32_t>(1)[1] = 6;
-  block.bonus_tokens(2).data<std::int32_t>()[1] = 88;
-  const std::vector<AcceptedSequence> sequences = block.download(*backend_, 2);
-  EXPECT_EQ(sequences[1].path, (Ids{0, 6}));
-  EXPECT_EQ(sequences[1].bonus_token, 88);
-  EXPECT_TRUE(sequences[0].path.empty());
-  block.path_lengths(2).data<std::int32_t>()[0] = 4;
-  EXPECT_THROW(block.download(*backend_, 2), Error);
+  AcceptBlock sender(*backend_, 2, 3);
+  AcceptBlock receiver(*backend_, 2, 3);
+  sender.path_lengths(2).data<std::int32_t>()[0] = 1;
+  sender.path_lengths(2).data<std::int32_t>()[1] = 2;
+  sender.paths(2).row<std::int32_t>(1)[1] = 6;
+  sender.bonus_tokens(2).data<std::int32_t>()[1] = 88;
+  copy_block(sender.tensor(), receiver.tensor());
+  const std::vector<AcceptedPath> paths = receiver.download(*backend_, 2);
+  EXPECT_EQ(paths[0].nodes, Ids{0});
+  EXPECT_EQ(paths[1].nodes, (Ids{0, 6}));
+  EXPECT_EQ(paths[1].bonus_token, 88);
+  for (const std::int32_t length : {0, 4}) {
+    sender.path_lengths(2).data<std::int32_t>()[0] = length;
+    EXPECT_THROW(sender.download(*backend_, 2), Error) << length;
+  }
 }
 
 }  // namespace

@@ -37,13 +37,13 @@ class EngineScheduler : public testing::Test {
   static bool advance(Scheduler& scheduler, std::int32_t slot, const Ids& tokens,
                       std::int32_t bonus) {
     DraftTree tree{{0}, {-1}, {0}};
-    AcceptedSequence accepted{.path = {0}, .bonus_token = bonus, .finished = false};
+    AcceptedPath accepted{.nodes = {0}, .bonus_token = bonus};
     for (const std::int32_t token : tokens) {
       const auto node = static_cast<std::int32_t>(tree.num_nodes());
       tree.token_ids.push_back(token);
       tree.parents.push_back(node - 1);
       tree.depths.push_back(node);
-      accepted.path.push_back(node);
+      accepted.nodes.push_back(node);
     }
     return scheduler.advance_sequence(slot, tree, accepted);
   }
@@ -210,9 +210,8 @@ TEST_F(EngineScheduler, StepsAreRecordedWhereAskedFor) {
   scheduler.start_sequence(0, 10, {});
   scheduler.record_draft(0, {{{5, -0.5F}}});
   const DraftTree tree{{10, 5, 6, 8}, {-1, 0, 0, 2}, {0, 1, 1, 2}};
-  scheduler.advance_sequence(0, tree, {.path = {0, 2, 3}, .bonus_token = 4, .finished = false});
-  scheduler.advance_sequence(0, {{4}, {-1}, {0}},
-                             {.path = {0}, .bonus_token = 5, .finished = false});
+  scheduler.advance_sequence(0, tree, {.nodes = {0, 2, 3}, .bonus_token = 4});
+  scheduler.advance_sequence(0, {{4}, {-1}, {0}}, {.nodes = {0}, .bonus_token = 5});
   while (!advance(scheduler, 0, {1, 1}, 1)) {
   }
   EXPECT_EQ(next(scheduler), NextAction::kStop);
@@ -251,8 +250,8 @@ TEST_F(EngineScheduler, EmptySlotsAndPathsWithoutARootAreErrors) {
   expect_prefill(scheduler, 0, 0);
   scheduler.start_sequence(0, 10, {});
   const DraftTree tree{{10, 5}, {-1, 0}, {0, 1}};
-  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.path = {}, .bonus_token = 1}), Error);
-  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.path = {1}, .bonus_token = 1}), Error);
+  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.nodes = {}, .bonus_token = 1}), Error);
+  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.nodes = {1}, .bonus_token = 1}), Error);
 }
 
 TEST(EngineNames, StopReasonsAndStages) {

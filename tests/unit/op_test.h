@@ -140,13 +140,21 @@ inline GuardedTensor make_indices(Backend& backend, const std::vector<std::int32
   return make_tensor(backend, Shape{static_cast<std::int64_t>(values.size())}, values);
 }
 
+// The backend of an instance: "cpu", "cuda", and "cuda_bf16" with bf16 activations.
+inline std::unique_ptr<Backend> make_test_backend(const std::string& instance, int num_threads) {
+  const bool narrow = instance.ends_with("_bf16");
+  return make_backend({.name = instance.starts_with("cuda") ? "cuda" : instance,
+                       .num_threads = num_threads,
+                       .activation_dtype = narrow ? DType::kBFloat16 : DType::kFloat32});
+}
+
 // One instance a backend; the parameter is its name. A backend that is not there skips its tests
 // visibly.
 class OpTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     try {
-      backend_ = make_backend({.name = GetParam(), .num_threads = 1});
+      backend_ = make_test_backend(GetParam(), 1);
     } catch (const InputError& error) {
       GTEST_SKIP() << error.what();
     }
@@ -184,7 +192,7 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     const auto cols = static_cast<std::int64_t>(want.size()) / num_rows;
     ASSERT_GT(cols, 0);
     for (const int num_threads : {1, 2, 3}) {
-      const auto other = make_backend({.name = GetParam(), .num_threads = num_threads});
+      const auto other = make_test_backend(GetParam(), num_threads);
       expect_same_bits(run(*other, all), want, std::to_string(num_threads) + " threads");
       for (std::int64_t row = 0; row < num_rows; ++row) {
         expect_same_bits(run(*other, {row}), row_of(want, row, cols), "row alone");
@@ -217,8 +225,8 @@ std::vector<T> choose_rows(const std::vector<T>& values, const std::vector<std::
 }
 
 // Instances of a suite of OpTests for all backends.
-#define KDTREE_TEST_ALL_BACKENDS(suite)                                       \
-  INSTANTIATE_TEST_SUITE_P(Backends, suite, ::testing::Values("cpu", "cuda"), \
+#define KDTREE_TEST_ALL_BACKENDS(suite)                                                    \
+  INSTANTIATE_TEST_SUITE_P(Backends, suite, ::testing::Values("cpu", "cuda", "cuda_bf16"), \
                            [](const auto& instance) { return instance.param; })
 
 }  // namespace kdtree::ops_test

@@ -55,6 +55,7 @@ class RandomWeight {
              .group_size = kind.group_size};
     if (kind.format == WeightFormat::kInt4Group) {
       fill_int4(kind, out, random);
+      backend.prepare(view_);
       return;
     }
     const bool narrow = kind.format == WeightFormat::kBFloat16;

@@ -61,7 +61,8 @@ class ExpertsTest : public OpTest {
     GuardedTensor workspace(
         other, DType::kUInt8,
         {other.experts_workspace_bytes(rows, routed.k, experts.hidden, experts.intermediate)});
-    other.experts({.weights = experts.views(),
+    const auto set = other.make_expert_set(experts.views());
+    other.experts({.experts = set.get(),
                    .x = x.view(),
                    .expert_ids = ids.view(),
                    .expert_weights = weights.view(),
@@ -209,6 +210,7 @@ TEST_P(ExpertsTest, SumRunsInOrderOfK) {
   const WeightView ups[] = {experts.up[0].view(), experts.up[0].view(), experts.up[0].view()};
   const WeightView downs[] = {experts.down[0].view(), experts.down[0].view(),
                               experts.down[0].view()};
+  const auto set = backend().make_expert_set({gates, ups, downs});
   auto x = input({1, 8}, activations(random, 8));
   auto slot_of = make_indices(backend(), {2, 0, 1});
   const std::int64_t bytes = backend().experts_workspace_bytes(1, 3, 8, 4);
@@ -218,7 +220,7 @@ TEST_P(ExpertsTest, SumRunsInOrderOfK) {
     auto weights = make_tensor(backend(), {1, 3}, factors);
     auto out = output({1, 8});
     GuardedTensor workspace(backend(), DType::kUInt8, {bytes});
-    backend().experts({.weights = {gates, ups, downs},
+    backend().experts({.experts = set.get(),
                        .x = x.view(),
                        .expert_ids = expert_ids.view(),
                        .expert_weights = weights.view(),
@@ -261,6 +263,59 @@ TEST_P(ExpertsTest, OneExpertForAllRows) {
                 "one expert");
 }
 
+// Shapes that a backend may keep in an order of its own (backend.prepare), with few and many rows
+// an expert.
+TEST_P(ExpertsTest, WideInt4MatchesDoublePrecision) {
+  struct Case {
+    std::int64_t hidden;
+    std::int64_t intermediate;
+    std::vector<std::int64_t> rows;
+  };
+  const Case cases[] = {{256, 128, {1, 7, 8, 9, 64}},
+                        {512, 256, {17}},
+                        {2048, 128, {9}},
+                        {7168, 128, {1, 9}},
+                        {128, 64, {5}}};
+  Random random(21);
+  const auto store = [this](double value) { return store_error(value); };
+  for (const Case& shape : cases) {
+    const Experts experts(backend(), {WeightFormat::kInt4Group, 32, DType::kBFloat16},
+                          {3, shape.hidden, shape.intermediate}, 22);
+    for (const std::int64_t rows : shape.rows) {
+      Routed routed = random_routing(random, rows, 2, 4, experts);
+      const std::string name = "hidden " + std::to_string(shape.hidden) + ", intermediate " +
+                               std::to_string(shape.intermediate) + ", rows " +
+                               std::to_string(rows);
+      expect_within(run(backend(), experts, routed), reference(experts, routed, store), name);
+      // All rows at the last expert.
+      for (std::size_t i = 0; i < routed.ids.size(); i += 2) {
+        routed.ids[i] = 3;
+        routed.ids[i + 1] = -1;
+      }
+      routed.slot_of = {-1, 0, 1, 2};
+      expect_within(run(backend(), experts, routed), reference(experts, routed, store),
+                    name + ", one expert");
+    }
+  }
+}
+
+TEST_P(ExpertsTest, WideInt4RowsAreIndependent) {
+  Random random(23);
+  constexpr std::int64_t kRows = 10;
+  const WeightKind kind{WeightFormat::kInt4Group, 32, DType::kBFloat16};
+  const Experts shape(backend(), kind, {3, 512, 256}, 24);
+  const Routed routed = random_routing(random, kRows, 2, 4, shape);
+  expect_row_independence<float>(kRows, [&](Backend& other, const std::vector<std::int64_t>& rows) {
+    const Experts experts(other, kind, {3, 512, 256}, 24);
+    const Routed some = {.k = routed.k,
+                         .x = choose_rows(routed.x, rows, 512),
+                         .ids = choose_rows(routed.ids, rows, routed.k),
+                         .weights = choose_rows(routed.weights, rows, routed.k),
+                         .slot_of = routed.slot_of};
+    return run(other, experts, some);
+  });
+}
+
 // Bits must not depend on which rows share an expert.
 TEST_P(ExpertsTest, RowsAreIndependent) {
   Random random(9);
@@ -297,7 +352,8 @@ TEST_P(ExpertsTest, MalformedShapesThrow) {
   auto out = output({1, 8});
   const std::int64_t bytes = backend().experts_workspace_bytes(1, 2, 8, 4);
   GuardedTensor workspace(backend(), DType::kUInt8, {bytes});
-  ExpertsParams params = {.weights = experts.views(),
+  const auto set = backend().make_expert_set(experts.views());
+  ExpertsParams params = {.experts = set.get(),
                           .x = x.view(),
                           .expert_ids = ids.view(),
                           .expert_weights = weights.view(),
@@ -312,7 +368,10 @@ TEST_P(ExpertsTest, MalformedShapesThrow) {
   params.output = narrow.view();
   EXPECT_THROW(backend().experts(params), Error);
   params.output = out.view();
-  params.weights.down = params.weights.down.first(1);
+  ExpertWeights uneven = experts.views();
+  uneven.down = uneven.down.first(1);
+  EXPECT_THROW(backend().make_expert_set(uneven), Error);
+  params.experts = nullptr;
   EXPECT_THROW(backend().experts(params), Error);
 }
 

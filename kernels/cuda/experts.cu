@@ -1,0 +1,346 @@
+// The routed experts: what is to be done is listed on the device, ordered by slot, then computed
+// for up to eight rows of an expert at a time, and summed up row by row.
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cpu/weights.h"
+#include "kernels/cuda/cuda_backend_impl.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/experts_work.h"
+#include "kernels/cuda/shapes.h"
+
+namespace kdtree {
+namespace {
+
+struct CudaExpertSet final : ExpertSet {
+  std::int64_t num_slots = 0;
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  bool all_packed = false;  // every matrix is packed INT4
+  Buffer slots;             // [num_slots] SlotMatrices, on the device
+};
+
+const CudaExpertSet& cuda_set(const ExpertSet* experts) {
+  const auto* set = dynamic_cast<const CudaExpertSet*>(experts);
+  check(set != nullptr, "experts needs an expert set that the CUDA backend made");
+  return *set;
+}
+
+constexpr std::int64_t kPieceAlignment = 256;
+
+constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+}
+
+// Where the parts of a workspace lie, from its first aligned byte on.
+struct WorkspaceLayout {
+  std::int64_t num_entries = 0;
+  std::int64_t pair_slots = 0;
+  std::int64_t entries = 0;
+  std::int64_t inner = 0;
+  std::int64_t outer = 0;
+  std::int64_t bytes = 0;
+
+  WorkspaceLayout(std::int64_t num_pairs, std::int64_t hidden, std::int64_t intermediate) {
+    const auto place = [this](std::int64_t size) {
+      const std::int64_t at = bytes;
+      bytes += aligned_bytes(size);
+      return at;
+    };
+    num_entries = place(sizeof(std::int32_t));
+    pair_slots = place(num_pairs * static_cast<std::int64_t>(sizeof(std::int32_t)));
+    entries = place(num_pairs * static_cast<std::int64_t>(sizeof(ExpertEntry)));
+    inner = place(num_pairs * intermediate * static_cast<std::int64_t>(sizeof(float)));
+    outer = place(num_pairs * hidden * static_cast<std::int64_t>(sizeof(float)));
+    bytes += kPieceAlignment;  // the workspace itself need not be aligned
+  }
+};
+
+// ---- the work list
+
+constexpr int kListThreads = 1024;
+constexpr int kWarpThreads = 32;
+constexpr unsigned kAllLanes = 0xffffffffU;
+constexpr int kListTile = 2048;  // pairs looked at together
+constexpr std::int64_t kMostSlots = 3072;
+
+struct ListArrays {
+  const std::int32_t* ids;
+  std::int64_t ids_stride;
+  std::int64_t k;
+  std::int64_t num_pairs;
+  const std::int32_t* logical_to_slot;
+  std::int64_t num_experts;
+  std::int32_t num_slots;
+  const SlotMatrices* slots;
+  std::int32_t* num_entries;
+  std::int32_t* pair_slots;  // [num_pairs] slot, or -1
+  ExpertEntry* entries;
+};
+
+// The sum of the values of all threads before this one, and of all.
+__device__ int exclusive_sum(int own, int* warp_sums, int& total) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpThreads;
+  int inclusive = own;
+  for (int offset = 1; offset < kWarpThreads; offset *= 2) {
+    const int below = __shfl_up_sync(kAllLanes, inclusive, offset);
+    inclusive += lane >= offset ? below : 0;
+  }
+  if (lane == kWarpThreads - 1) {
+    warp_sums[warp] = inclusive;
+  }
+  __syncthreads();
+  int before = 0;
+  total = 0;
+  for (int w = 0; w < kListThreads / kWarpThreads; ++w) {
+    before += w < warp ? warp_sums[w] : 0;
+    total += warp_sums[w];
+  }
+  __syncthreads();
+  return before + inclusive - own;
+}
+
+// One block. Entries are ordered by slot, their pairs ascend: the list does not depend on the order
+// in which threads run. Ids and slots that do not exist are left out.
+__global__ void __launch_bounds__(kListThreads) list_experts_kernel(ListArrays arrays) {
+  extern __shared__ std::int32_t slot_memory[];
+  __shared__ int warp_sums[kListThreads / kWarpThreads];
+  __shared__ int4 tile_slots[kListTile / 4];
+  std::int32_t* counts = slot_memory;                      // [num_slots] pairs
+  std::int32_t* first_entry = counts + arrays.num_slots;   // [num_slots]
+  std::int32_t* cursors = first_entry + arrays.num_slots;  // [num_slots] pairs placed
+  const int thread = static_cast<int>(threadIdx.x);
+
+  for (int s = thread; s < arrays.num_slots; s += kListThreads) {
+    counts[s] = 0;
+    cursors[s] = 0;
+  }
+  __syncthreads();
+  for (std::int64_t p = thread; p < arrays.num_pairs; p += kListThreads) {
+    const std::int32_t id = arrays.ids[p / arrays.k * arrays.ids_stride + p % arrays.k];
+    std::int32_t slot = -1;
+    if (id >= 0 && id < arrays.num_experts) {
+      slot = arrays.logical_to_slot[id];
+      slot = slot >= 0 && slot < arrays.num_slots ? slot : -1;
+    }
+    arrays.pair_slots[p] = slot;
+    if (slot >= 0) {
+      atomicAdd(&counts[slot], 1);
+    }
+  }
+  __syncthreads();
+
+  int num_entries = 0;
+  for (int base = 0; base < arrays.num_slots; base += kListThreads) {
+    const int s = base + thread;
+    const int own = s < arrays.num_slots ? (counts[s] + kEntryPairs - 1) / kEntryPairs : 0;
+    int total = 0;
+    const int before = num_entries + exclusive_sum(own, warp_sums, total);
+    if (s < arrays.num_slots) {
+      first_entry[s] = before;
+      const SlotMatrices& matrices = arrays.slots[s];
+      for (int e = 0; e < own; ++e) {
+        ExpertEntry& entry = arrays.entries[before + e];
+        entry.codes[0] = static_cast<const std::byte*>(matrices.gate.data);
+        entry.codes[1] = static_cast<const std::byte*>(matrices.up.data);
+        entry.codes[2] = static_cast<const std::byte*>(matrices.down.data);
+        entry.scales[0] = static_cast<const std::byte*>(matrices.gate.scales);
+        entry.scales[1] = static_cast<const std::byte*>(matrices.up.scales);
+        entry.scales[2] = static_cast<const std::byte*>(matrices.down.scales);
+        entry.slot = s;
+        entry.count = min(kEntryPairs, counts[s] - e * kEntryPairs);
+      }
+    }
+    num_entries += total;
+  }
+  if (thread == 0) {
+    *arrays.num_entries = num_entries;
+  }
+
+  // Every slot in use looks for its pairs among all, in their order.
+  for (std::int64_t base = 0; base < arrays.num_pairs; base += kListTile) {
+    __syncthreads();
+    for (int i = thread; i < kListTile; i += kListThreads) {
+      const std::int64_t p = base + i;
+      reinterpret_cast<std::int32_t*>(tile_slots)[i] =
+          p < arrays.num_pairs ? arrays.pair_slots[p] : -1;
+    }
+    __syncthreads();
+    const auto in_tile = static_cast<int>(min(std::int64_t{kListTile}, arrays.num_pairs - base));
+    for (int s = thread; s < arrays.num_slots; s += kListThreads) {
+      int placed = cursors[s];
+      const int count = counts[s];
+      ExpertEntry* entries = arrays.entries + first_entry[s];
+      for (int i = 0; i < in_tile && placed < count; i += 4) {
+        const int4 four = tile_slots[i / 4];
+        const int slots[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (slots[j] == s) {
+            entries[placed / kEntryPairs].pairs[placed % kEntryPairs] =
+                static_cast<std::int32_t>(base) + i + j;
+            ++placed;
+          }
+        }
+      }
+      cursors[s] = placed;
+    }
+  }
+}
+
+// ---- the sum over a row's experts
+
+// Products and sums are rounded one by one, as the CPU has them: where weights cancel, a fused
+// operation would leave the product's rounding error.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads)
+    combine_experts_kernel(const float* outer, const std::int32_t* pair_slots, const float* weights,
+                           std::int64_t weights_stride, std::int64_t k, std::int64_t hidden,
+                           T* output, std::int64_t output_stride) {
+  const std::int64_t row = blockIdx.x;
+  for_columns(hidden, [&](std::int64_t c) {
+    float sum = 0;
+    for (std::int64_t i = 0; i < k; ++i) {
+      const std::int64_t pair = row * k + i;
+      if (pair_slots[pair] >= 0) {
+        sum =
+            __fadd_rn(sum, __fmul_rn(weights[row * weights_stride + i], outer[pair * hidden + c]));
+      }
+    }
+    output[row * output_stride + c] = from_float<T>(sum);
+  });
+}
+
+}  // namespace
+
+std::int64_t CudaBackend::experts_workspace_bytes(std::int64_t max_rows,
+                                                  std::int64_t num_experts_per_tok,
+                                                  std::int64_t hidden_size,
+                                                  std::int64_t moe_intermediate_size) const {
+  return WorkspaceLayout(max_rows * num_experts_per_tok, hidden_size, moe_intermediate_size).bytes;
+}
+
+std::unique_ptr<ExpertSet> CudaBackend::make_expert_set(const ExpertWeights& weights) {
+  check(weights.up.size() == weights.gate.size() && weights.down.size() == weights.gate.size(),
+        "{} gate, {} up and {} down experts", weights.gate.size(), weights.up.size(),
+        weights.down.size());
+  auto set = std::make_unique<CudaExpertSet>();
+  set->num_slots = static_cast<std::int64_t>(weights.gate.size());
+  check(set->num_slots <= kMostSlots, "{} experts on a rank, at most {} are supported",
+        set->num_slots, kMostSlots);
+  if (weights.gate.empty()) {
+    return set;
+  }
+  set->intermediate = weights.gate[0].out_features;
+  set->hidden = weights.gate[0].in_features;
+  set->all_packed = true;
+  std::vector<SlotMatrices> slots;
+  for (std::size_t slot = 0; slot < weights.gate.size(); ++slot) {
+    const auto expect = [&](std::string_view name, const WeightView& w, std::int64_t out,
+                            std::int64_t in) {
+      check(w.out_features == out && w.in_features == in,
+            "{} of slot {} is [{}, {}], expected [{}, {}]", name, slot, w.out_features,
+            w.in_features, out, in);
+      check_weight(name, w);
+      set->all_packed = set->all_packed && is_packed_int4(w);
+      return matrix_ref(w);
+    };
+    slots.push_back({.gate = expect("gate", weights.gate[slot], set->intermediate, set->hidden),
+                     .up = expect("up", weights.up[slot], set->intermediate, set->hidden),
+                     .down = expect("down", weights.down[slot], set->hidden, set->intermediate)});
+  }
+  const auto bytes = static_cast<std::int64_t>(slots.size() * sizeof(SlotMatrices));
+  set->slots = allocate(bytes);
+  upload(set->slots.data(), slots.data(), bytes);
+  synchronize();  // the host's copy ends here
+  return set;
+}
+
+void CudaBackend::experts(const ExpertsParams& params) {
+  const CudaExpertSet& set = cuda_set(params.experts);
+  expect_matrix("experts' x", params.x, activation_dtype());
+  expect_matrix("expert_ids", params.expert_ids, DType::kInt32);
+  const std::int64_t rows = params.x.size(0);
+  const std::int64_t hidden = params.x.size(1);
+  const std::int64_t k = params.expert_ids.size(1);
+  expect_tensor("expert_ids", params.expert_ids, DType::kInt32, Shape{rows, k});
+  expect_tensor("expert_weights", params.expert_weights, DType::kFloat32, Shape{rows, k});
+  expect_tensor("experts' output", params.output, activation_dtype(), Shape{rows, hidden});
+  check(params.logical_to_slot.shape().rank() == 1, "logical_to_slot has {} dimensions, expected 1",
+        params.logical_to_slot.shape().rank());
+  const std::int64_t num_experts = params.logical_to_slot.size(0);
+  const std::int32_t* logical_to_slot =
+      device_indices("logical_to_slot", params.logical_to_slot, num_experts);
+  check(set.num_slots == 0 || set.hidden == hidden, "experts of hidden size {}, x has {}",
+        set.hidden, hidden);
+  const std::int64_t num_pairs = rows * k;
+  check(num_pairs <= 0x7fffffff - kListTile, "{} rows with {} experts each", rows, k);
+  const WorkspaceLayout layout(num_pairs, hidden, set.intermediate);
+  check(params.workspace.bytes() >= layout.bytes,
+        "the experts' workspace has {} bytes, {} are needed", params.workspace.bytes(),
+        layout.bytes);
+  if (rows == 0 || hidden == 0) {
+    return;
+  }
+  auto* base = reinterpret_cast<std::byte*>(aligned_bytes(
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(params.workspace.raw()))));
+  auto* num_entries = reinterpret_cast<std::int32_t*>(base + layout.num_entries);
+  auto* pair_slots = reinterpret_cast<std::int32_t*>(base + layout.pair_slots);
+  auto* entries = reinterpret_cast<ExpertEntry*>(base + layout.entries);
+
+  // Experts without width add nothing: as if there were none.
+  const std::int64_t num_slots = set.intermediate == 0 ? 0 : set.num_slots;
+  const auto* slots = static_cast<const SlotMatrices*>(set.slots.data());
+  const ListArrays list = {
+      .ids = params.expert_ids.data<std::int32_t>(),
+      .ids_stride = params.expert_ids.row_stride(),
+      .k = k,
+      .num_pairs = num_pairs,
+      .logical_to_slot = logical_to_slot,
+      .num_experts = num_experts,
+      .num_slots = static_cast<std::int32_t>(num_slots),
+      .slots = slots,
+      .num_entries = num_entries,
+      .pair_slots = pair_slots,
+      .entries = entries,
+  };
+  const auto list_bytes = static_cast<std::size_t>(num_slots) * 3 * sizeof(std::int32_t);
+  list_experts_kernel<<<1, kListThreads, list_bytes, cuda_stream()>>>(list);
+  check_launch("experts, work list");
+
+  if (num_slots > 0 && num_pairs > 0) {
+    const ExpertsWork work = {
+        .slots = slots,
+        .num_entries = num_entries,
+        .entries = entries,
+        .num_pairs = num_pairs,
+        .k = k,
+        .x = params.x.raw(),
+        .x_stride = params.x.row_stride(),
+        .hidden = hidden,
+        .intermediate = set.intermediate,
+        .inner = base + layout.inner,
+        .outer = reinterpret_cast<float*>(base + layout.outer),
+    };
+    const bool x_aligned = reinterpret_cast<std::uintptr_t>(work.x) % 16 == 0 &&
+                           work.x_stride * dtype_bytes(activation_dtype()) % 16 == 0;
+    if (!is_float32() && set.all_packed && x_aligned &&
+        int4_experts_fit(hidden, set.intermediate)) {
+      run_int4_experts(work, properties(), cuda_stream());
+    } else {
+      run_generic_experts(work, activation_dtype(), properties().multiProcessorCount,
+                          cuda_stream());
+    }
+  }
+  with_float_type(activation_dtype(), [&](auto type) {
+    using T = decltype(type);
+    combine_experts_kernel<T><<<row_grid(rows, hidden), kBlockThreads, 0, cuda_stream()>>>(
+        reinterpret_cast<const float*>(base + layout.outer), pair_slots,
+        params.expert_weights.data<float>(), params.expert_weights.row_stride(), k, hidden,
+        static_cast<T*>(params.output.raw()), params.output.row_stride());
+  });
+  check_launch("experts, sum");
+}
+
+}  // namespace kdtree

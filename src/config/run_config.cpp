@@ -43,6 +43,15 @@ TokenIds parse_id_list(std::string_view text) {
   }
 }
 
+bool fits_int32(const nlohmann::json& value) {
+  using Limits = std::numeric_limits<std::int32_t>;
+  // By hand: json compares an unsigned number with an int as signed ones, 2^64 - 1 as -1.
+  if (value.is_number_unsigned()) {
+    return value.get<std::uint64_t>() <= static_cast<std::uint64_t>(Limits::max());
+  }
+  return value.is_number_integer() && value.get<std::int64_t>() >= Limits::min();
+}
+
 TokenIds parse_prompt_line(const std::string& line, const std::string& file, std::int64_t number) {
   const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   require_input(json.is_object(), "{}: line {}: expected a JSON object with prompt_ids, got '{}'",
@@ -53,10 +62,8 @@ TokenIds parse_prompt_line(const std::string& line, const std::string& file, std
                 number);
   TokenIds ids;
   for (const nlohmann::json& value : *entry) {
-    const bool is_id = value.is_number_integer() &&
-                       value >= std::numeric_limits<std::int32_t>::min() &&
-                       value <= std::numeric_limits<std::int32_t>::max();
-    require_input(is_id, "{}: line {}: prompt_ids holds {}, expected whole numbers", file, number,
+    require_input(fits_int32(value), "{}: line {}: prompt_ids holds {}, expected whole numbers",
+                  file, number,
                   value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     ids.push_back(value.get<std::int32_t>());
   }

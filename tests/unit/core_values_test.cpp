@@ -125,7 +125,7 @@ TEST_F(CoreTensorView, TheElementTypeMustMatch) {
     EXPECT_NE(text.find("delta must be I32 [4, 6], got F32 [4, 6]"), std::string::npos) << text;
   }
   EXPECT_TRUE(TensorView().empty());
-  EXPECT_EQ(TensorView().rows(0, 0).raw(), nullptr);
+  EXPECT_EQ(TensorView(nullptr, DType::kFloat32, Shape{3, 2}).rows(1, 1).raw(), nullptr);
 }
 
 TEST(CorePartition, PartsCoverEverythingInOrder) {

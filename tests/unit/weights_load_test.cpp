@@ -110,8 +110,8 @@ void expect_tiles(const Loaded& loaded, const TensorSpec& spec, const std::vecto
     Range rows{0, spec.shape[0]};
     Range cols{0, columns};
     if (spec.split.part != PartOf::kNothing) {
-      (spec.split.by_columns ? cols : rows) = {parts[rank].begin * spec.split.unit,
-                                               parts[rank].end * spec.split.unit};
+      (spec.split.by_columns ? cols : rows) =
+          Range{parts[rank].begin * spec.split.unit, parts[rank].end * spec.split.unit};
     }
     ASSERT_EQ(view.out_features, rows.size()) << spec.name << " rank " << rank;
     ASSERT_EQ(view.in_features, cols.size()) << spec.name << " rank " << rank;

@@ -72,6 +72,9 @@ if [ "$gpus" -ge 2 ]; then
   attempt "collectives, NCCL, 2 GPUs" on_ranks 2 "$build/tests/kdtree_gpu_mpi_tests" --gtest_brief=1
   attempt "goldens, NCCL, 2 GPUs" goldens 2
   attempt "bf16, NCCL, 2 GPUs, allreduce" generate 2 --mode tree --tree-budget 16
+  set_mpirun 2
+  attempt "a lost and a late rank, NCCL" bash tests/gpu_mpi/lost_rank.sh "$PWD/$build/tests/kdtree_gpu_mpi_tests" \
+    mpirun "${mpirun[@]:3}"
   attempt "bf16, NCCL, 2 GPUs, alltoall" generate 2 --mode tree --tree-budget 16 --exchange alltoall
 fi
 attempt "collectives, staged, 4 ranks" on_ranks 4 "$build/tests/kdtree_gpu_mpi_tests" --gtest_brief=1

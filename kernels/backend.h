@@ -309,6 +309,7 @@ class Backend {
   virtual void cache_write(const CacheWriteParams& params) = 0;
   // softmax(query . cache * scale) . cache[:kv_lora_rank] over the prefix and the visible nodes, in
   // order of position.
+  // With bf16 activations softmax weights may be rounded to bf16.
   virtual void tree_attention(const TreeAttentionParams& params) = 0;
   // Bidirectional grouped-query attention of the drafter's block over its context and itself.
   virtual void block_attention(const BlockAttentionParams& params) = 0;

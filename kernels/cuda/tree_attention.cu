@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <limits>
-#include <type_traits>
 
 #include "kernels/cuda/attention_split.cuh"
 #include "kernels/cuda/cuda_backend_impl.h"
@@ -69,28 +68,57 @@ void launch_generic(const TreeAttentionArguments<T>& arguments, cudaStream_t str
   check_launch("tree_attention");
 }
 
+enum class TreeKernel : std::uint8_t { kGeneric, kMma, kWgmma };
+
+TreeKernel choose_kernel(const TreeAttentionArguments<float>& /*arguments*/,
+                         const cudaDeviceProp& /*device*/) {
+  return TreeKernel::kGeneric;
+}
+TreeKernel choose_kernel(const TreeAttentionArguments<__nv_bfloat16>& arguments,
+                         const cudaDeviceProp& device) {
+  if (fits_tree_attention_wgmma(arguments, device)) return TreeKernel::kWgmma;
+  return fits_tree_attention_mma(arguments) ? TreeKernel::kMma : TreeKernel::kGeneric;
+}
+
+void launch(TreeKernel /*kernel*/, const TreeAttentionArguments<float>& arguments,
+            cudaStream_t stream) {
+  launch_generic(arguments, stream);
+}
+void launch(TreeKernel kernel, const TreeAttentionArguments<__nv_bfloat16>& arguments,
+            cudaStream_t stream) {
+  switch (kernel) {
+    case TreeKernel::kGeneric:
+      launch_generic(arguments, stream);
+      break;
+    case TreeKernel::kMma:
+      tree_attention_mma(arguments, stream);
+      break;
+    case TreeKernel::kWgmma:
+      tree_attention_wgmma(arguments, stream);
+      break;
+  }
+}
+
 // Pass after pass, as many tokens as the partials' memory holds.
 template <class T>
 void run_passes(TreeAttentionArguments<T> arguments, const AttentionPlan& plan, void* scratch,
-                const TensorView& output, cudaStream_t stream) {
-  const bool use_mma = fits_tree_attention_mma(arguments);
+                const TensorView& output, CudaBackend& backend) {
+  const TreeKernel kernel = choose_kernel(arguments, backend.properties());
+  const cudaStream_t stream = backend.cuda_stream();
   const int num_rows = arguments.batch.num_rows;
   for (int first = 0; first < num_rows; first += static_cast<int>(plan.pass_tokens)) {
     arguments.batch.first_row = first;
     arguments.batch.num_rows = std::min(num_rows - first, static_cast<int>(plan.pass_tokens));
     arguments.partials = plan.partials(
         scratch, static_cast<std::int64_t>(arguments.batch.num_rows) * arguments.num_heads);
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      if (use_mma) tree_attention_mma(arguments, stream);
-    }
-    if (!use_mma) launch_generic(arguments, stream);
+    launch(kernel, arguments, stream);
     merge_attention({.batch = arguments.batch,
                      .partials = arguments.partials,
                      .split_length = plan.split_length,
                      .tree_split = true,
                      .num_heads = arguments.num_heads,
                      .value_dim = arguments.kv_lora_rank,
-                     .base = use_mma ? ExpBase::kTwo : ExpBase::kE},
+                     .base = kernel == TreeKernel::kGeneric ? ExpBase::kE : ExpBase::kTwo},
                     output, stream);
   }
 }
@@ -153,11 +181,10 @@ void CudaBackend::tree_attention(const TreeAttentionParams& params) {
       plan_attention(capacity, shape.num_heads, shape.kv_lora_rank, batch.num_rows, true);
   void* const partials = scratch(plan.scratch_bytes);
   if (is_float32()) {
-    run_passes(make_arguments<float>(params, index, plan), plan, partials, params.output,
-               cuda_stream());
+    run_passes(make_arguments<float>(params, index, plan), plan, partials, params.output, *this);
   } else {
     run_passes(make_arguments<__nv_bfloat16>(params, index, plan), plan, partials, params.output,
-               cuda_stream());
+               *this);
   }
 }
 

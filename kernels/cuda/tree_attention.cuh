@@ -42,12 +42,16 @@ struct TreeAttentionArguments {
   }
 };
 
-// The tensor core kernel: bf16, heads of DeepSeek-V3 and Kimi K2 only. Which kernel runs follows
-// from shapes, strides and alignment, never from the rows of a call.
-bool fits_tree_attention_mma(const TreeAttentionArguments<float>& arguments);
+// The tensor core kernels: bf16, heads of DeepSeek-V3 and Kimi K2 only. Which kernel runs follows
+// from the device, shapes, strides and alignment, never from the rows of a call. Both leave the
+// pass's partials, with scores to the base 2.
 bool fits_tree_attention_mma(const TreeAttentionArguments<__nv_bfloat16>& arguments);
-// Leaves the pass's partials, with scores to the base 2.
 void tree_attention_mma(const TreeAttentionArguments<__nv_bfloat16>& arguments,
                         cudaStream_t stream);
+
+bool fits_tree_attention_wgmma(const TreeAttentionArguments<__nv_bfloat16>& arguments,
+                               const cudaDeviceProp& device);
+void tree_attention_wgmma(const TreeAttentionArguments<__nv_bfloat16>& arguments,
+                          cudaStream_t stream);
 
 }  // namespace kdtree

@@ -9,8 +9,6 @@
 //   for p.v:    eight slices of 64 columns, all rows.
 // Every sum has the same order for each of the three row tiles: the tile changes no bits, so that
 // it may follow from the number of rows.
-#include <type_traits>
-
 #include "kernels/cuda/cuda_call.h"
 #include "kernels/cuda/mma_sm80.cuh"
 #include "kernels/cuda/tree_attention.cuh"

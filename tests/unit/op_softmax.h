@@ -14,6 +14,7 @@ struct ReferenceHead {
   std::int64_t key_dim = 0;
   std::int64_t value_dim = 0;
   double scale = 1;
+  double weight_error = 0;  // relative, of storing a softmax weight: 2^-9 for bf16
   const float* query = nullptr;
   std::function<const float*(std::int64_t)> key;  // of the j-th visible key
   std::function<const float*(std::int64_t)> value;
@@ -51,7 +52,8 @@ inline void add_attention(const ReferenceHead& head,
     score = std::exp(score - highest);
     total += score;
   }
-  const double relative = 2 * eta + (2 * static_cast<double>(head.num_keys) + 2) * kRound;
+  const double relative =
+      2 * eta + (2 * static_cast<double>(head.num_keys) + 2) * kRound + head.weight_error;
   for (std::int64_t c = 0; c < head.value_dim; ++c) {
     double sum = 0;
     double magnitude = 0;

@@ -21,15 +21,16 @@ class TreeAttentionTest : public OpTest {
             .cache = activations(random, kSlots * kCapacity * shape.latent_dim())};
   }
 
+  // `query_gap` elements lie between the query's rows.
   std::vector<float> run(Backend& other, const std::vector<HostSequence>& sequences,
-                         const Data& data, bool with_mask) {
+                         const Data& data, bool with_mask, std::int64_t query_gap = 4) {
     const MlaShape& shape = data.shape;
     const DeviceBatch batch(other, sequences, with_mask);
     const std::int64_t rows = batch.view().num_rows;
     const std::int64_t query_width = shape.num_heads * shape.latent_dim();
     const std::int64_t width = shape.num_heads * shape.kv_lora_rank;
     auto queries =
-        make_floats(other, activation(), {rows, query_width}, data.query, query_width + 4);
+        make_floats(other, activation(), {rows, query_width}, data.query, query_width + query_gap);
     auto caches =
         make_floats(other, activation(), {kSlots, kCapacity, shape.latent_dim()}, data.cache);
     GuardedTensor out(other, activation(), {rows, width}, width + 8);
@@ -63,6 +64,7 @@ class TreeAttentionTest : public OpTest {
                .key_dim = shape.latent_dim(),
                .value_dim = shape.kv_lora_rank,
                .scale = kScale,
+               .weight_error = activation() == DType::kBFloat16 ? 0x1p-9 : 0,
                .query = data.query.data() + (row * shape.num_heads + h) * shape.latent_dim(),
                .key = key,
                .value = key},
@@ -114,6 +116,37 @@ TEST_P(TreeAttentionTest, MatchesDoublePrecision) {
       const Data data = random_data(random, shape, rows);
       expect_within(run(backend(), sequences, data, true), expect_attention(sequences, data),
                     "tree_attention");
+    }
+  }
+}
+
+// The width of DeepSeek-V3 and Kimi K2, for which backends have kernels of their own; a row's bits
+// must not depend on how many rows there are, whatever kernel or tile serves them.
+TEST_P(TreeAttentionTest, FullWidth) {
+  Random random(9);
+  for (const std::int64_t heads : {1, 8, 64}) {
+    const MlaShape shape = {.num_heads = heads,
+                            .qk_nope_head_dim = 128,
+                            .qk_rope_head_dim = 64,
+                            .v_head_dim = 128,
+                            .kv_lora_rank = 512};
+    const std::vector<HostSequence> sequences = {
+        {.slot = 2, .prefix = 33, .parents = random_tree(random, heads == 64 ? 5 : 17)},
+        {.slot = 0, .prefix = 0, .parents = random_tree(random, 3)},
+        {.slot = 1, .prefix = 200, .parents = {-1}}};
+    const std::int64_t rows = sequences[0].num_nodes() + 4;
+    const Data data = random_data(random, shape, rows);
+    const Expected want = expect_attention(sequences, data);
+    for (const std::int64_t query_gap : {0, 8}) {
+      const auto got = run(backend(), sequences, data, true, query_gap);
+      expect_within(got, want, "heads " + std::to_string(heads));
+      expect_same_bits(run(backend(), sequences, data, true, query_gap), got, "run again");
+      // The first node of the first tree, alone behind the same prefix.
+      const std::int64_t query_width = heads * shape.latent_dim();
+      const Data alone = {shape, row_of(data.query, 0, query_width), data.cache};
+      expect_same_bits(
+          run(backend(), {{.slot = 2, .prefix = 33, .parents = {-1}}}, alone, true, query_gap),
+          row_of(got, 0, heads * shape.kv_lora_rank), "node alone");
     }
   }
 }

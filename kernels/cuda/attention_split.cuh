@@ -217,6 +217,13 @@ __device__ __forceinline__ void attend_split(const SplitQueries<T>& queries,
       }
     }
   }
+  // The merge reads whole float4: what pads a partial is zero.
+  const int padding = static_cast<int>(target.partials.stride) - value_dim;
+  for (int item = thread; item < padding * queries.count; item += kSplitThreads) {
+    const int query = item / padding;
+    target.partials.row(target.partial,
+                        target.first_row + query * target.row_step)[value_dim + item % padding] = 0;
+  }
   if (lane == 0 && warp < queries.count) {
     *target.partials.stat(target.partial, target.first_row + warp * target.row_step) = {highest,
                                                                                         total};

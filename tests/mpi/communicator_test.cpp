@@ -63,7 +63,7 @@ Floats sum_in_rank_order(std::int64_t size) {
   return sum;
 }
 
-TEST(CommunicatorSum, EqualsTheSumInRankOrderBitForBitAtEverySize) {
+TEST(CommunicatorOps, TheSumIsThatInRankOrderBitForBitAtEverySize) {
   const std::int64_t ranks = world().size();
   for (const std::int64_t size : {std::int64_t{0}, std::int64_t{1}, ranks - 1, ranks, ranks + 1,
                                   std::int64_t{1000}, std::int64_t{3000001}}) {
@@ -74,7 +74,7 @@ TEST(CommunicatorSum, EqualsTheSumInRankOrderBitForBitAtEverySize) {
 }
 
 // Without this the test above would also pass for another order of addition.
-TEST(CommunicatorSum, ValuesSumDifferentlyInAnotherOrder) {
+TEST(CommunicatorOps, TheValuesSumDifferentlyInAnotherOrder) {
   if (world().size() < 3) {
     GTEST_SKIP() << "two numbers have one sum";
   }
@@ -88,7 +88,7 @@ TEST(CommunicatorSum, ValuesSumDifferentlyInAnotherOrder) {
   EXPECT_FALSE(same_bits(reversed, sum_in_rank_order(size)));
 }
 
-TEST(CommunicatorSum, AnElementHasTheSameBitsInMessagesOfEverySize) {
+TEST(CommunicatorOps, AnElementsSumHasTheSameBitsInMessagesOfEverySize) {
   constexpr std::int64_t kCompared = 64;
   Floats first;
   for (const std::int64_t size : {64, 65, 257, 4096, 5003, 100000}) {
@@ -100,7 +100,7 @@ TEST(CommunicatorSum, AnElementHasTheSameBitsInMessagesOfEverySize) {
   }
 }
 
-TEST(CommunicatorSum, NegativeZeroAndSpecialValuesSurvive) {
+TEST(CommunicatorOps, SumsOfNegativeZeroAndSpecialValuesSurvive) {
   Floats values = {-0.0F, 1.0F / 0.0F, 0.0F / 0.0F, world().is_root() ? -0.0F : 0.0F};
   world().communicator.all_reduce_sum(view_of(values), stream(), {});
   EXPECT_EQ(std::bit_cast<std::uint32_t>(values[0]), 0x80000000U);
@@ -109,7 +109,7 @@ TEST(CommunicatorSum, NegativeZeroAndSpecialValuesSurvive) {
   EXPECT_EQ(std::bit_cast<std::uint32_t>(values[3]), world().size() == 1 ? 0x80000000U : 0U);
 }
 
-TEST(CommunicatorBroadcast, EveryRankGetsTheRootsValues) {
+TEST(CommunicatorOps, BroadcastGivesEveryRankTheRootsValues) {
   for (int root = 0; root < world().size(); ++root) {
     for (const std::int64_t size : {0, 1, 1000, 200000}) {
       Floats values = values_of(world().rank(), size);
@@ -122,7 +122,7 @@ TEST(CommunicatorBroadcast, EveryRankGetsTheRootsValues) {
   EXPECT_EQ(ids, (std::vector<std::int32_t>{world().size() - 1, -7}));
 }
 
-TEST(CommunicatorGather, BlocksComeInRankOrder) {
+TEST(CommunicatorOps, GatheredBlocksComeInRankOrder) {
   const std::int64_t ranks = world().size();
   for (const std::int64_t size : {0, 1, 5, 3000}) {
     Floats expected;
@@ -150,7 +150,7 @@ std::int64_t rows_between(int from, int to) {
   return (from * 3 + to * 2 + 1) % 4;
 }
 
-TEST(CommunicatorGather, UnevenRowsComeInRankOrder) {
+TEST(CommunicatorOps, GatheredUnevenRowsComeInRankOrder) {
   constexpr std::int64_t kWidth = 3;
   for (const bool all_empty : {false, true}) {
     std::vector<std::int64_t> rows;
@@ -175,7 +175,7 @@ void append_row(std::vector<std::int32_t>& rows, int from, int to, std::int64_t 
   rows.insert(rows.end(), {from, to, static_cast<std::int32_t>(index)});
 }
 
-TEST(CommunicatorExchange, EveryRowArrivesOnceInRankOrder) {
+TEST(CommunicatorOps, ExchangedRowsArriveOnceInRankOrder) {
   constexpr std::int64_t kWidth = 3;
   for (const bool all_empty : {false, true}) {
     std::vector<std::int64_t> rows_to;
@@ -201,7 +201,7 @@ TEST(CommunicatorExchange, EveryRowArrivesOnceInRankOrder) {
   }
 }
 
-TEST(CommunicatorExchange, CountsThatDoNotFitTheTensorsAreErrors) {
+TEST(CommunicatorOps, CountsThatDoNotFitTheTensorsAreErrors) {
   Floats values(2, 0.0F);
   const std::vector<std::int64_t> too_many(static_cast<std::size_t>(world().size()), 5);
   const std::vector<std::int64_t> too_short;
@@ -214,7 +214,7 @@ TEST(CommunicatorExchange, CountsThatDoNotFitTheTensorsAreErrors) {
                Error);
 }
 
-TEST(CommunicatorChoice, RanksAgreeOnWhatIsThere) {
+TEST(CommunicatorOps, RanksAgreeOnWhatIsThere) {
   EXPECT_EQ(world().communicator.name(), world().size() == 1 ? "self" : "mpi");
   EXPECT_EQ(world().communicator.rank(), world().rank());
   EXPECT_EQ(world().communicator.world_size(), world().size());
@@ -229,7 +229,7 @@ TEST(CommunicatorChoice, RanksAgreeOnWhatIsThere) {
   }
 }
 
-TEST(CommunicatorChoice, MpiWorksForAnyNumberOfRanks) {
+TEST(CommunicatorOps, MpiWorksForAnyNumberOfRanks) {
   const auto communicator = make_communicator({.name = "mpi", .backend = "cpu"}, world().group);
   EXPECT_EQ(communicator->name(), "mpi");
   Floats values = values_of(world().rank(), 77);

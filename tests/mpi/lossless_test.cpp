@@ -20,7 +20,7 @@ namespace {
 using Ids = std::vector<std::int32_t>;
 
 // Configurations by number of ranks.
-constexpr std::array<int, 4> kConfigurations = {200, 80, 50, 40};
+constexpr std::array<int, 4> kConfigurations = {400, 200, 120, 100};
 static_assert(kConfigurations[0] + kConfigurations[1] + kConfigurations[2] + kConfigurations[3] >=
               200);
 

@@ -21,7 +21,7 @@ std::string agreed_text(const std::function<void()>& body) {
   }
 }
 
-TEST(ProcessGroupValues, BroadcastAndGather) {
+TEST(ProcessGroupOps, BroadcastAndGather) {
   ProcessGroup& group = world().group;
   for (int root = 0; root < group.world_size(); ++root) {
     std::int64_t value = group.rank() * 10;
@@ -41,13 +41,13 @@ TEST(ProcessGroupValues, BroadcastAndGather) {
   EXPECT_FALSE(group.host_name().empty());
 }
 
-TEST(RunTogether, NobodyFails) {
+TEST(ProcessGroupOps, NobodyFailsAndNobodyThrows) {
   int calls = 0;
   EXPECT_EQ(agreed_text([&calls] { ++calls; }), "");
   EXPECT_EQ(calls, 1);
 }
 
-TEST(RunTogether, OneRankFailsAndAllThrow) {
+TEST(ProcessGroupOps, OneRankFailsAndAllThrow) {
   for (int failing = 0; failing < world().size(); ++failing) {
     const std::string text = agreed_text([failing] {
       if (world().rank() == failing) {
@@ -62,11 +62,11 @@ TEST(RunTogether, OneRankFailsAndAllThrow) {
   }
 }
 
-TEST(RunTogether, TheSameTextOfAllRanksIsSaidOnce) {
+TEST(ProcessGroupOps, TheSameTextOfAllRanksIsSaidOnce) {
   EXPECT_EQ(agreed_text([] { throw Error("no such file"); }), "no such file");
 }
 
-TEST(RunTogether, DifferentTextsNameTheirRanks) {
+TEST(ProcessGroupOps, DifferentTextsNameTheirRanks) {
   const std::string text =
       agreed_text([] { throw Error(world().rank() == 0 ? "short" : "a much longer text"); });
   std::string others;
@@ -77,12 +77,12 @@ TEST(RunTogether, DifferentTextsNameTheirRanks) {
                                       : "rank 0: short\nrank " + others + ": a much longer text");
 }
 
-TEST(RunTogether, WorksAgainAfterAFailure) {
+TEST(ProcessGroupOps, WorksAgainAfterAFailure) {
   EXPECT_EQ(agreed_text([] { throw Error("once"); }), "once");
   EXPECT_EQ(agreed_text([] {}), "");
 }
 
-TEST(RunTogether, TwoOfManyFailingAlikeAreNamedTogether) {
+TEST(ProcessGroupOps, TwoOfManyFailingAlikeAreNamedTogether) {
   if (world().size() < 3) {
     GTEST_SKIP() << "needs three ranks";
   }

@@ -152,6 +152,16 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
   return job;
 }
 
+// Rank 0's text on every rank.
+std::string share_text(const std::string& own, ProcessGroup& group) {
+  auto size = static_cast<std::int64_t>(own.size());
+  group.broadcast(&size, sizeof size, 0);
+  std::string shared = own;
+  shared.resize(static_cast<std::size_t>(size));
+  group.broadcast(shared.data(), size, 0);
+  return shared;
+}
+
 std::unique_ptr<Backend> start_backend(const RunConfig& config, ProcessGroup& group) {
   BackendOptions options;
   options.name = config.backend;
@@ -173,8 +183,12 @@ std::unique_ptr<Backend> start_backend(const RunConfig& config, ProcessGroup& gr
 
 int run_generate(const RunConfig& config, ProcessGroup& group) {
   Job job;
+  const std::string rank0_options = share_text(options_text(config), group);
   run_together(group, [&] {
     init_logging(config.log_level, group.rank(), group.world_size());
+    require_input(options_text(config) == rank0_options,
+                  "started with other options than rank 0: {} (rank 0: {})", options_text(config),
+                  rank0_options);
     job = plan_job(config, group);
   });
   ContextNeed need = context_need(job.requests);

@@ -34,6 +34,9 @@ struct RunConfig {
 
 inline constexpr std::int64_t kMaxTreeBudget = 512;
 
+// All options but the prompts as one text, for comparing what different ranks were started with.
+std::string options_text(const RunConfig& config);
+
 // The prompts of a run. Each text of prompt_ids and each line of the prompts file is one;
 // InputError names flag or file, line and value, and says what was expected.
 std::vector<std::vector<std::int32_t>> read_prompts(const RunConfig& config);

@@ -6,6 +6,9 @@ generate=(generate --model "$tiny" --prompt-ids '1,2,3' --max-new-tokens 2 --thr
 
 refused 2 '--communicator self is for one rank, but this run has 2' \
   "${generate[@]}" --communicator self
+# Two programs in one job, and a TOML file that differs between hosts, would decode apart.
+refused 1 'rank 1: started with other options than rank 0' "${generate[@]}" --tree-budget 4 \
+  : -n 1 "$KDTREE" "${generate[@]}" --tree-budget 5
 refused 0 '--communicator mpi: this process was not started by mpirun or srun' \
   "${generate[@]}" --communicator mpi
 refused 0 '--communicator nccl needs tensors on GPUs, and the backend is cpu' \

@@ -39,6 +39,7 @@ std::vector<GpuOfRank> gather_gpu_binding(ProcessGroup& group, const GpuOfRank& 
   std::vector<Row> rows(static_cast<std::size_t>(group.world_size()));
   group.all_gather(&row, sizeof row, rows.data());
   std::vector<GpuOfRank> binding;
+  binding.reserve(rows.size());
   for (const Row& other : rows) {
     binding.push_back({.rank = static_cast<int>(binding.size()),
                        .host = other.host.data(),

@@ -123,11 +123,9 @@ Channel::Received Channel::receive(Frame& frame) {
         filled_ = 0;
         return Received::kFrame;
       }
-    } else if (step == 0) {
-      return Received::kClosed;
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+    } else if (step < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       return Received::kNothing;
-    } else if (errno != EINTR) {
+    } else if (step == 0 || errno != EINTR) {
       return Received::kClosed;
     }
   }

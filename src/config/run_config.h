@@ -34,7 +34,8 @@ struct RunConfig {
 
 inline constexpr std::int64_t kMaxTreeBudget = 512;
 
-// All options but the prompts as one text, for comparing what different ranks were started with.
+// The options that all ranks must share as one text, for comparing what they were started with: all
+// but prompts (rank 0's count), paths (which may differ from host to host), threads and log level.
 std::string options_text(const RunConfig& config);
 
 // The prompts of a run. Each text of prompt_ids and each line of the prompts file is one;

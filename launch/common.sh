@@ -11,10 +11,16 @@ step() {
   printf '\n== [%4d s] %s\n' "$SECONDS" "$*"
 }
 
-# build_preset PRESET [TARGET]: configures build/PRESET and builds TARGET (default: everything).
+# build_preset PRESET [TARGET...]: configures build/PRESET and builds the targets (default: all).
 build_preset() {
-  cmake --preset "$1" &&
-    cmake --build --preset "$1" --parallel "$(nproc)" ${2:+--target "$2"}
+  local preset=$1
+  shift
+  local -a targets=()
+  if [ $# -gt 0 ]; then
+    targets=(--target "$@")
+  fi
+  cmake --preset "$preset" &&
+    cmake --build --preset "$preset" --parallel "$(nproc)" "${targets[@]}"
 }
 
 # find_nvcc: prints the path of the CUDA compiler, fails without one.

@@ -14,7 +14,7 @@ std::string rope_type(const ConfigReader& scaling) {
   const auto choices = {std::string_view("yarn"), std::string_view("deepseek_yarn"),
                         std::string_view("default")};
   const std::string plain = scaling.text_or("type", "", choices);
-  const std::string type = scaling.text_or("rope_type", plain.empty() ? "default" : plain, choices);
+  std::string type = scaling.text_or("rope_type", plain.empty() ? "default" : plain, choices);
   scaling.require(plain.empty() || plain == type, "type", "the same as rope_type");
   return type;
 }

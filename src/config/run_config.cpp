@@ -105,6 +105,7 @@ std::vector<TokenIds> read_prompts(const RunConfig& config) {
     return read_prompt_file(config.prompts);
   }
   std::vector<TokenIds> prompts;
+  prompts.reserve(config.prompt_ids.size());
   for (const std::string& text : config.prompt_ids) {
     prompts.push_back(parse_id_list(text));
   }

@@ -69,8 +69,12 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
       config_(model.source().target.config),
       vocabulary_(context_, config_, model.target_weights(),
                   target_partition(config_, model.load_options()).vocabulary, sizes_.vocabulary),
-      decoder_(context_, config_, model.target_weights(),
-               target_partition(config_, model.load_options()), model.placement(), sizes_.decoder),
+      decoder_(context_,
+               {.config = config_,
+                .weights = model.target_weights(),
+                .placement = model.placement(),
+                .partition = target_partition(config_, model.load_options())},
+               sizes_.decoder),
       cache_(backend, sizes_.cache),
       prompt_storage_(backend, sizes_.prefill_rows, 1, 1),
       step_(backend, step_shape(options, sizes_)),
@@ -87,9 +91,12 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
     return;
   }
   const DrafterConfig& drafter = model.source().drafter->config;
-  drafter_ = std::make_unique<Drafter>(context_, drafter, model.drafter_weights(),
-                                       drafter_partition(drafter, model.load_options()),
-                                       vocabulary_, sizes_.drafter);
+  drafter_ = std::make_unique<Drafter>(
+      context_,
+      DrafterModel{.config = drafter,
+                   .weights = model.drafter_weights(),
+                   .partition = drafter_partition(drafter, model.load_options())},
+      vocabulary_, sizes_.drafter);
   const auto tap_width =
       static_cast<std::int64_t>(drafter.target_layer_ids.size()) * config_.hidden_size;
   accepted_taps_ = DeviceTensor(backend, backend.activation_dtype(),

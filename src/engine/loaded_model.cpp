@@ -126,7 +126,8 @@ void check_memory(const MemoryPlan& plan, const ProcessGroup& group, const Backe
   }
   const double total = static_cast<double>(plan.total_bytes()) / 1e9;
   const std::int64_t ranks_sharing = backend.name() == "cpu" ? group.local_size() : 1;
-  const double available = static_cast<double>(backend.free_bytes() / ranks_sharing) / 1e9;
+  const std::int64_t available_bytes = backend.free_bytes() / ranks_sharing;
+  const double available = static_cast<double>(available_bytes) / 1e9;
   spdlog::info("memory plan of rank {} (GB): {}; total {:.4f} of {:.2f} free", group.rank(), lines,
                total, available);
   require_input(total <= available,

@@ -46,18 +46,19 @@ DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config,
 
 }  // namespace
 
-Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
-                 const TargetPartition& partition, const ExpertPlacement& placement,
+Decoder::Decoder(const ModelContext& context, const TargetModel& target,
                  const DecoderOptions& options)
     : context_(context),
-      config_(config),
+      config_(target.config),
       options_(options),
-      shape_(local_shape(config, partition)),
-      rope_table_(upload_rope_table(context.backend, config, options.max_positions)),
-      norm_(weights.vector("model.norm.weight")),
-      attention_workspace_(context.backend, config, shape_, options.max_rows),
-      router_workspace_(context.backend, config, options.max_rows),
-      mlp_workspace_(context.backend, partition.intermediate.size(), options.max_rows) {
+      shape_(local_shape(config_, target.partition)),
+      rope_table_(upload_rope_table(context.backend, config_, options.max_positions)),
+      norm_(target.weights.vector("model.norm.weight")),
+      attention_workspace_(context.backend, config_, shape_, options.max_rows),
+      router_workspace_(context.backend, config_, options.max_rows),
+      mlp_workspace_(context.backend, target.partition.intermediate.size(), options.max_rows) {
+  const ModelConfig& config = target.config;
+  const WeightStore& weights = target.weights;
   Backend& backend = context.backend;
   const DType dtype = backend.activation_dtype();
   bool any_moe = false;
@@ -70,7 +71,7 @@ Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const W
         .dense = nullptr,
         .moe = nullptr};
     if (config.is_moe_layer(layer)) {
-      built.moe = std::make_unique<Moe>(context, config, weights, layer, placement);
+      built.moe = std::make_unique<Moe>(context, config, weights, layer, target.placement);
       any_moe = true;
     } else {
       built.dense = std::make_unique<Mlp>(weights, prefix + "mlp.");
@@ -78,8 +79,8 @@ Decoder::Decoder(const ModelContext& context, const ModelConfig& config, const W
     layers_.push_back(std::move(built));
   }
   if (any_moe) {
-    exchange_ = make_expert_exchange(options.exchange, backend, placement,
-                                     exchange_sizes(config, partition, options.max_rows),
+    exchange_ = make_expert_exchange(options.exchange, backend, target.placement,
+                                     exchange_sizes(config, target.partition, options.max_rows),
                                      context.communicator);
   }
   hidden_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
@@ -125,7 +126,9 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
   for (std::size_t index = 0; index < layers_.size(); ++index) {
     const Layer& layer = layers_[index];
     const auto layer_index = static_cast<std::int64_t>(index);
-    layer.attention.forward(context_, normed, batch, cache, attention_workspace_, delta);
+    layer.attention.forward(context_,
+                            {.x = normed, .batch = batch, .cache = cache, .partial = delta},
+                            attention_workspace_);
     context_.all_reduce_sum(delta, {.what = "attention", .layer = layer_index});
     backend.add_rms_norm(hidden, delta, layer.post_attention_layernorm, eps, normed);
     if (layer.moe) {

@@ -24,12 +24,18 @@ struct DecoderOptions {
   ExchangeKind exchange = ExchangeKind::kAllReduce;
 };
 
+// A loaded target, as its decoder needs it.
+struct TargetModel {
+  const ModelConfig& config;
+  const WeightStore& weights;
+  const ExpertPlacement& placement;
+  TargetPartition partition;  // of this rank
+};
+
 class Decoder {
  public:
-  // config, weights and placement outlive the decoder. Allocates its workspaces.
-  Decoder(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
-          const TargetPartition& partition, const ExpertPlacement& placement,
-          const DecoderOptions& options);
+  // What `target` refers to outlives the decoder. Allocates its workspaces.
+  Decoder(const ModelContext& context, const TargetModel& target, const DecoderOptions& options);
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
   ~Decoder();

@@ -48,25 +48,26 @@ LatentAttention::LatentAttention(const ModelConfig& config, const WeightStore& w
   o_proj_ = weights.matrix(prefix + "o_proj.weight");
 }
 
-void LatentAttention::forward(const ModelContext& context, const ConstTensorView& x,
-                              const TreeBatch& batch, const LatentKvCache& cache,
-                              AttentionWorkspace& workspace, const TensorView& partial) const {
+void LatentAttention::forward(const ModelContext& context, const Rows& call,
+                              AttentionWorkspace& workspace) const {
   Backend& backend = context.backend;
+  const TreeBatch& batch = call.batch;
+  const TensorView& cache = call.cache.layer(layer_);
   const std::int64_t rows = batch.num_rows;
   constexpr auto kEps = static_cast<float>(kInnerNormEps);
 
   const TensorView q = workspace.q.rows(rows);
   if (has_q_lora_) {
     const TensorView q_latent = workspace.q_latent.rows(rows);
-    backend.linear(q_a_proj_, x, q_latent);
+    backend.linear(q_a_proj_, call.x, q_latent);
     backend.rms_norm(q_latent, q_a_layernorm_, kEps, q_latent);
     backend.linear(q_proj_, q_latent, q);
   } else {
-    backend.linear(q_proj_, x, q);
+    backend.linear(q_proj_, call.x, q);
   }
 
   const TensorView kv = workspace.kv.rows(rows);
-  backend.linear(kv_a_proj_, x, kv);
+  backend.linear(kv_a_proj_, call.x, kv);
   const TensorView compressed = kv.columns(0, shape_.kv_lora_rank);
   backend.rms_norm(compressed, kv_a_layernorm_, kEps, compressed);
 
@@ -83,7 +84,7 @@ void LatentAttention::forward(const ModelContext& context, const ConstTensorView
   rope.head_stride = shape_.latent_dim();
   rope.offset = shape_.kv_lora_rank;
   backend.rope(rope);
-  backend.cache_write({.values = kv, .cache = cache.layer(layer_), .batch = batch});
+  backend.cache_write({.values = kv, .cache = cache, .batch = batch});
 
   const TensorView query = workspace.query.rows(rows);
   const TensorView o_latent = workspace.o_latent.rows(rows);
@@ -92,11 +93,11 @@ void LatentAttention::forward(const ModelContext& context, const ConstTensorView
   backend.tree_attention({.shape = shape_,
                           .softmax_scale = softmax_scale_,
                           .query = query,
-                          .cache = cache.layer(layer_),
+                          .cache = cache,
                           .batch = batch,
                           .output = o_latent});
   backend.expand_value(kv_b_proj_, shape_, o_latent, o);
-  backend.linear(o_proj_, o, partial);
+  backend.linear(o_proj_, o, call.partial);
 }
 
 }  // namespace kdtree

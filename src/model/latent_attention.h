@@ -32,11 +32,15 @@ class LatentAttention {
   LatentAttention(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
                   const MlaShape& shape, const ConstTensorView& rope_table);
 
-  // x [rows, hidden], normed -> partial [rows, hidden]: this rank's heads' share, to be summed over
-  // ranks. Writes the provisional rows of this layer's cache.
-  void forward(const ModelContext& context, const ConstTensorView& x, const TreeBatch& batch,
-               const LatentKvCache& cache, AttentionWorkspace& workspace,
-               const TensorView& partial) const;
+  // What forward works on. cache: the provisional rows of this layer are written. partial [rows,
+  // hidden]: this rank's heads' share, to be summed over ranks.
+  struct Rows {
+    ConstTensorView x;  // [rows, hidden], normed
+    const TreeBatch& batch;
+    const LatentKvCache& cache;
+    TensorView partial;
+  };
+  void forward(const ModelContext& context, const Rows& call, AttentionWorkspace& workspace) const;
 
  private:
   std::int64_t layer_;

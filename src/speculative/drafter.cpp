@@ -75,22 +75,24 @@ std::int64_t Drafter::max_rows() const {
   return std::max(options_.max_context_rows, options_.num_slots * config_.block_size);
 }
 
-Drafter::Drafter(const ModelContext& context, const DrafterConfig& config,
-                 const WeightStore& weights, const DrafterPartition& partition,
-                 Vocabulary& vocabulary, const DrafterOptions& options)
+Drafter::Drafter(const ModelContext& context, const DrafterModel& model, Vocabulary& vocabulary,
+                 const DrafterOptions& options)
     : context_(context),
-      config_(config),
+      config_(model.config),
       vocabulary_(vocabulary),
       options_(options),
-      num_heads_(partition.heads.size()),
-      num_key_value_heads_(partition.key_value_heads.size()),
-      fc_rows_(partition.context),
-      fc_(weights.matrix("fc.weight")),
-      hidden_norm_(weights.vector("hidden_norm.weight")),
-      norm_(weights.vector("norm.weight")),
-      rope_table_(upload_rope_table(context.backend, config, options.capacity)),
+      num_heads_(model.partition.heads.size()),
+      num_key_value_heads_(model.partition.key_value_heads.size()),
+      fc_rows_(model.partition.context),
+      fc_(model.weights.matrix("fc.weight")),
+      hidden_norm_(model.weights.vector("hidden_norm.weight")),
+      norm_(model.weights.vector("norm.weight")),
+      rope_table_(upload_rope_table(context.backend, config_, options.capacity)),
       kv_head_of_(context.backend,
-                  std::span<const std::int32_t>(local_kv_heads(config, partition))) {
+                  std::span<const std::int32_t>(local_kv_heads(config_, model.partition))) {
+  const DrafterConfig& config = model.config;
+  const WeightStore& weights = model.weights;
+  const DrafterPartition& partition = model.partition;
   Backend& backend = context.backend;
   const DType dtype = backend.activation_dtype();
   const CacheSizes cache = cache_sizes(config, partition, options);

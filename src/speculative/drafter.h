@@ -25,13 +25,20 @@ struct DrafterOptions {
   std::int64_t max_context_rows = 0;  // rows of one append_context call
 };
 
+// A loaded drafter.
+struct DrafterModel {
+  const DrafterConfig& config;
+  const WeightStore& weights;
+  DrafterPartition partition;  // of this rank
+};
+
 // Tensor parallel: query heads, feed-forward and fc are split over the ranks; a rank may have no
 // head.
 class Drafter {
  public:
-  // config, weights and vocabulary (the target's) outlive the drafter.
-  Drafter(const ModelContext& context, const DrafterConfig& config, const WeightStore& weights,
-          const DrafterPartition& partition, Vocabulary& vocabulary, const DrafterOptions& options);
+  // What `model` refers to and vocabulary (the target's) outlive the drafter.
+  Drafter(const ModelContext& context, const DrafterModel& model, Vocabulary& vocabulary,
+          const DrafterOptions& options);
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
   ~Drafter();

@@ -34,8 +34,9 @@ Vocabulary::Vocabulary(const ModelContext& context, const ModelConfig& config,
 }
 
 std::int64_t Vocabulary::bytes(const VocabularyLimits& limits, const Range& part, int world_size) {
-  return 4 * (limits.max_rows * part.size() + (world_size + 1) * 2 * limits.max_candidates +
-              world_size * limits.max_rows * 2);
+  const std::int64_t ranks = world_size;
+  return 4 * (limits.max_rows * part.size() + (ranks + 1) * 2 * limits.max_candidates +
+              ranks * limits.max_rows * 2);
 }
 
 void Vocabulary::embed(const ConstTensorView& token_ids, const TensorView& out) const {

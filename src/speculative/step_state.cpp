@@ -12,8 +12,8 @@ std::int64_t mask_words(std::int64_t max_nodes) {
 
 }  // namespace
 
-StepState::Rows::Rows(Backend& backend, std::int64_t max_sequences, std::int64_t rows_per_sequence_)
-    : rows_per_sequence(rows_per_sequence_),
+StepState::Rows::Rows(Backend& backend, std::int64_t max_sequences, std::int64_t rows_of_each)
+    : rows_per_sequence(rows_of_each),
       token_ids(backend, DType::kInt32, Shape{max_sequences * rows_per_sequence}),
       positions(backend, DType::kInt32, Shape{max_sequences * rows_per_sequence}) {
   std::vector<std::int32_t> index;

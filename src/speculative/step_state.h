@@ -61,7 +61,7 @@ class StepState {
  private:
   // Rows of one kind of pass: `rows_per_sequence` of each sequence, in order.
   struct Rows {
-    Rows(Backend& backend, std::int64_t max_sequences, std::int64_t rows_per_sequence);
+    Rows(Backend& backend, std::int64_t max_sequences, std::int64_t rows_of_each);
     std::int64_t rows_per_sequence;
     DeviceTensor token_ids;       // [sequences * rows_per_sequence]
     DeviceTensor positions;       // the same

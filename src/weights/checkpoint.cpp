@@ -88,6 +88,7 @@ std::vector<FileTable> read_shards(const std::string& directory, const std::stri
                   tensor_place((fs::path(directory) / file).string(), name), index_path);
   }
   std::vector<FileTable> tables;
+  tables.reserve(shards.size());
   for (auto& [file, table] : shards) {
     tables.push_back({(fs::path(directory) / file).string(), std::move(table)});
   }

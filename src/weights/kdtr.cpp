@@ -19,7 +19,7 @@ constexpr std::string_view kMagic = "KDTR";
 constexpr std::int64_t kPrefixBytes = 32;
 constexpr std::int64_t kPageBytes = 4096;
 constexpr std::int64_t kAlignment = 64;
-constexpr std::int64_t kLargeTensorBytes = 64 * 1024;
+constexpr std::int64_t kLargeTensorBytes = std::int64_t{64} * 1024;
 constexpr std::uint64_t kMaxHeaderBytes = std::uint64_t{1} << 32;
 
 struct Prefix {

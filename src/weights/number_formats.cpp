@@ -68,8 +68,8 @@ float float_from_float16(std::uint16_t bits) {
 }
 
 float float_from_float8_e4m3(std::uint8_t bits) {
-  static const std::array<float, 256> table = make_float8_table();
-  return table[bits];
+  static const std::array<float, 256> kTable = make_float8_table();
+  return kTable[bits];
 }
 
 void widen(DType dtype, const void* source, std::span<float> out) {

@@ -62,10 +62,10 @@ class RegionReader {
   // Columns `columns` of `count` rows of `tensor`, whose rows have total_columns elements.
   struct Block {
     const StoredTensor& tensor;
-    std::int64_t first_row;
-    std::int64_t count;
+    std::int64_t first_row = 0;
+    std::int64_t count = 0;
     Range columns;
-    std::int64_t total_columns;
+    std::int64_t total_columns = 0;
   };
   void read_block(const Block& block, void* out) const;
   void read_values(std::int64_t first, std::int64_t count, std::int64_t per_element, void* out);

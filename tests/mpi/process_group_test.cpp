@@ -24,7 +24,7 @@ std::string agreed_text(const std::function<void()>& body) {
 TEST(ProcessGroupOps, BroadcastAndGather) {
   ProcessGroup& group = world().group;
   for (int root = 0; root < group.world_size(); ++root) {
-    std::int64_t value = group.rank() * 10;
+    auto value = static_cast<std::int64_t>(group.rank()) * 10;
     group.broadcast(&value, sizeof value, root);
     EXPECT_EQ(value, root * 10);
   }

@@ -76,7 +76,7 @@ one_refuses() {
   judge_error "the last rank: kdtree $*" "$words"
 }
 one_refuses 'rank 2: none.kdtr: no such file or directory' \
-  generate --model none.kdtr --prompt-ids 1
+  generate --model none.kdtr --prompt-ids 1 --max-new-tokens 2
 one_refuses 'rank 2: --config: cannot read none.toml' "${generate[@]}" --config none.toml
 
 # Only rank 0 writes: the others must not wait for it.

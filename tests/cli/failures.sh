@@ -93,7 +93,7 @@ kill -STOP "${ranks[2]}"
 ends 'a rank is stopped' "$limit_s"
 calls='broadcast|all_reduce_sum|all_gather|all_gather_rows'
 holds 'who waits is told, and in which collective' grep -qE \
-  "rank [0-9] of 3 waits since 2 s in ($calls) number [0-9]+ \([a-z ]+, layer -?[0-9]+\): another" \
+  "rank [0-9] of 3 waits since 2 s in ($calls) number [0-9]+ \([a-z -]+, layer -?[0-9]+\): another" \
   "$err"
 unset KDTREE_COLLECTIVE_TIMEOUT_S
 

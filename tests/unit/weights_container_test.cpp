@@ -245,7 +245,8 @@ void mutate(const std::string& content, std::size_t header_bytes, const std::str
             const std::function<void()>& open) {
   constexpr int kMutations = 700;
   std::mt19937_64 random(7);
-  const std::string alphabet = "{}[]\",:0123456789-eE.truefalsn\\\x00\xff\x80 ";
+  std::string alphabet = "{}[]\",:0123456789-eE.truefalsn\\\xff\x80 ";
+  alphabet.push_back('\0');
   int num_accepted = 0;
   for (int mutation = 0; mutation < kMutations; ++mutation) {
     std::string changed = content;

@@ -29,7 +29,6 @@ class LatentKvCache {
     return layers_[static_cast<std::size_t>(index)].view();
   }
   std::int64_t num_layers() const { return static_cast<std::int64_t>(layers_.size()); }
-  std::int64_t capacity() const { return sizes_.capacity; }
   std::int64_t committed(std::int32_t slot) const {
     return committed_[static_cast<std::size_t>(slot)];
   }

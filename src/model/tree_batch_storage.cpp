@@ -105,13 +105,4 @@ TreeBatch TreeBatchStorage::fill(std::span<const SequenceRows> sequences) {
   return batch;
 }
 
-std::int64_t TreeBatchStorage::bytes() const {
-  std::int64_t sum = 0;
-  for (const DeviceTensor* tensor : {&token_ids_, &positions_, &sequence_index_, &slots_,
-                                     &prefix_lengths_, &row_offsets_, &ancestor_mask_}) {
-    sum += tensor->bytes();
-  }
-  return sum;
-}
-
 }  // namespace kdtree

@@ -30,8 +30,6 @@ class TreeBatchStorage {
   // until the next call. Error if they exceed the room or a tree is malformed.
   TreeBatch fill(std::span<const SequenceRows> sequences);
 
-  std::int64_t bytes() const;
-
  private:
   void append_sequence(const SequenceRows& sequence, std::int32_t index, bool trees);
 

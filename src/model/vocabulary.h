@@ -38,7 +38,6 @@ class Vocabulary {
   TopK top_log_probs(const ConstTensorView& hidden, std::int64_t k);
   // logits [rows, part] of this rank's rows of the vocabulary; valid until the next call.
   ConstTensorView logits(const ConstTensorView& hidden);
-  const Range& part() const { return part_; }
 
   static std::int64_t bytes(const VocabularyLimits& limits, const Range& part, int world_size);
 

@@ -22,6 +22,7 @@
 
 #include "core/buffer.h"
 #include "core/tensor_view.h"
+#include "kernels/random_fill.h"
 #include "kernels/weight_view.h"
 
 namespace kdtree {
@@ -122,13 +123,45 @@ class ExpertSet {
 
 struct ExpertsParams {
   const ExpertSet* experts = nullptr;  // of the same backend
-  ConstTensorView x;                   // [rows, hidden] activation
-  ConstTensorView expert_ids;          // [rows, k] logical experts; -1 = none
-  ConstTensorView expert_weights;      // [rows, k] float32
+  ConstTensorView x;                   // [rows, hidden] activation; may be strided
+  ConstTensorView expert_ids;          // [rows, k] logical experts; -1 = none; may be strided
+  ConstTensorView expert_weights;      // [rows, k] float32; may be strided
   ConstTensorView logical_to_slot;     // [n_routed_experts] slot on this rank, or -1
   TensorView
       output;  // [rows, hidden] activation: sum over k, in order of k, of the experts held here
   TensorView workspace;  // [bytes] uint8, at least experts_workspace_bytes()
+};
+
+// Which rows go to which rank: a row goes once to each rank that holds one of its experts.
+struct DispatchPlanParams {
+  ConstTensorView expert_ids;  // [rows, k] logical experts of the rows to send; -1 = none
+  ConstTensorView rank_of;     // [n_routed_experts] the rank that holds each
+  // Places of each rank, at least `rows`: rank r's rows begin at place r * places_a_rank. 0: ranks
+  // follow one another without gaps.
+  std::int64_t places_a_rank = 0;
+  // [places] the row of each place, ascending within a rank; -1 where there is none. At least
+  // ranks * places_a_rank places or, without gaps, rows * min(k, ranks).
+  TensorView row_indices;
+  TensorView counts;  // [ranks] int64 rows for each rank
+};
+
+// A dispatched row: x, then expert ids, then expert weights, each from a 16-byte boundary on.
+struct DispatchMessage {
+  std::int64_t ids_offset = 0;
+  std::int64_t weights_offset = 0;
+  std::int64_t bytes = 0;
+};
+DispatchMessage dispatch_message(std::int64_t hidden_size, std::int64_t num_experts_per_tok,
+                                 DType activation_dtype);
+
+struct PackDispatchParams {
+  ConstTensorView x;               // [rows, hidden] activation; may be strided
+  ConstTensorView expert_ids;      // [rows, k]; may be strided
+  ConstTensorView expert_weights;  // [rows, k] float32; may be strided
+  ConstTensorView row_indices;     // [places] as DispatchPlanParams has them
+  // [places, dispatch_message().bytes] uint8, 16-byte aligned. A place without a row gets zeros and
+  // no experts (-1).
+  TensorView messages;
 };
 
 struct CacheWriteParams {
@@ -225,6 +258,7 @@ struct AcceptedRowsParams {
 class Backend {
  public:
   static constexpr std::size_t kNumMarks = 16;
+  static constexpr std::size_t kNumFences = 4;
 
   Backend() = default;
   Backend(const Backend&) = delete;
@@ -244,6 +278,16 @@ class Backend {
   virtual void upload(void* device, const void* host, std::int64_t bytes) = 0;
   virtual void download(void* host, const void* device, std::int64_t bytes) = 0;
   virtual void synchronize() = 0;
+  // Zero-filled host memory that copies reach without a stage between: a download into it waits for
+  // nothing and may be recorded. Never called inside a step.
+  virtual Buffer allocate_host(std::int64_t bytes) = 0;
+  // Whether calls may return before their work is done, so that a host has something to do
+  // meanwhile.
+  virtual bool asynchronous() const = 0;
+  // Marks a place in stream order, outside run_recorded; index < kNumFences. wait_fence returns
+  // when all work before the last set_fence of that index is done.
+  virtual void set_fence(std::size_t index) = 0;
+  virtual void wait_fence(std::size_t index) = 0;
   // Memory that allocate() could still get: of the whole host for the CPU backend, of this rank's
   // GPU for CUDA.
   virtual std::int64_t free_bytes() const = 0;
@@ -260,13 +304,17 @@ class Backend {
   // Drops what was recorded under `key`, if anything was.
   virtual void forget_recorded(std::int64_t key) = 0;
   // Time stamps in stream order, also inside run_recorded; index < kNumMarks. milliseconds_between
-  // is for after synchronize().
+  // is for when the work up to both is done (synchronize, wait_fence) and neither is stamped anew.
   virtual void mark(std::size_t index) = 0;
   virtual double milliseconds_between(std::size_t first, std::size_t second) = 0;
   // Device to device. Equal shapes and dtypes; either side may be strided.
   virtual void copy(ConstTensorView source, TensorView target) = 0;
   // Contiguous, any dtype.
   virtual void fill_zero(TensorView target) = 0;
+  // target [rows, cols]: element (r, c) is what `fill` says of element
+  // (block.first_row + r) * block.total_columns + block.first_column + c. Contiguous; int32 for
+  // kBits, float32 or bf16 for kBFloat16.
+  virtual void fill_random(const RandomFill& fill, const RandomBlock& block, TensorView target) = 0;
 
   // ---- dense layers
   // -----------------------------------------------------------------------------------------------
@@ -290,8 +338,8 @@ class Backend {
   // out[r] = source[indices[r]]; source [n, cols], out [rows, cols] of the same dtype (any), each
   // may be strided.
   virtual void gather_rows(ConstTensorView source, ConstTensorView indices, TensorView out) = 0;
-  // target[indices[i]] += source[i], one i after the other (several i may name the same row).
-  // source [n, cols].
+  // target[indices[i]] += source[i], one i after the other (several i may name the same row; a
+  // negative one names none). source [n, cols].
   virtual void add_rows(ConstTensorView source, ConstTensorView indices, TensorView target) = 0;
 
   // ---- attention
@@ -322,6 +370,8 @@ class Backend {
                                                std::int64_t hidden_size,
                                                std::int64_t moe_intermediate_size) const = 0;
   virtual void experts(const ExpertsParams& params) = 0;
+  virtual void plan_dispatch(const DispatchPlanParams& params) = 0;
+  virtual void pack_dispatch(const PackDispatchParams& params) = 0;
 
   // ---- vocabulary
   // -------------------------------------------------------------------------------------------------

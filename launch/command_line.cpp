@@ -51,6 +51,20 @@ void add_count(CLI::App& app, const std::string& flag, std::int64_t& value, CLI:
       ->type_name(kNumberType);
 }
 
+// A number above 0 up to 1; 0 stands for "not given".
+void add_share(CLI::App& app, const std::string& flag, double& value, const std::string& help) {
+  const CLI::Validator check(
+      [](std::string& word) {
+        double share = 0;
+        const bool number = CLI::detail::lexical_cast(word, share);
+        return number && share > 0 && share <= 1
+                   ? std::string()
+                   : fmt::format("'{}' is no number above 0 up to 1", word);
+      },
+      "");
+  app.add_option(flag, value, help)->check(check)->type_name(kRealType);
+}
+
 void add_generate_options(CLI::App& app, RunConfig& config) {
   // Required ones are checked after the TOML file has been read.
   add_path(app, "--model", config.model,
@@ -70,13 +84,19 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
             "Output tokens of a prompt, at most");
   add_count(app, "--max-context", config.max_context, CLI::Range(std::int64_t{0}, kUnbounded),
             "Tokens of prompt and output together, at most; 0: what the prompts need");
+  add_share(app, "--memory-fraction", config.memory_fraction,
+            "As large a context as this share of the free memory holds, above 0 to 1; instead of "
+            "--max-context");
   add_choice(
       app, "--mode", config.mode, {"auto", "plain", "chain", "tree"},
       "plain: a token a step; chain, tree: speculative; auto: tree where there is a drafter");
   add_count(app, "--tree-budget", config.tree_budget, CLI::Range(std::int64_t{1}, kMaxTreeBudget),
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
-  add_choice(app, "--weights", config.weights, {"auto", "original", "quantized"},
-             "Which copy of a bundle that holds both; auto: quantized where there is one");
+  add_choice(app, "--weights", config.weights, {"auto", "original", "quantized", "random"},
+             "Which copy of a bundle that holds both; auto: quantized where there is one; random: "
+             "drawn for the sizes of --model and --draft, each a config.json");
+  add_count(app, "--weights-seed", config.weights_seed, CLI::Range(std::int64_t{0}, kUnbounded),
+            "What random weights are drawn from");
   add_choice(app, "--backend", config.backend, {"auto", "cpu", "cuda"},
              "Where tensors are computed; auto: a GPU where there is one");
   add_choice(app, "--communicator", config.communicator, {"auto", "self", "mpi", "nccl"},

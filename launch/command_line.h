@@ -11,6 +11,8 @@ namespace kdtree {
 
 // Type name of options that take a whole number.
 inline constexpr const char* kNumberType = "N";
+// Type name of options that take any number.
+inline constexpr const char* kRealType = "SHARE";
 
 struct InspectOptions {
   std::string model;
@@ -31,9 +33,9 @@ Command parse_command_line(int argc, const char* const* argv);
 
 // Sets the options of `app` that the command line did not give from a TOML file whose keys are the
 // flags' names ('-' and '_' alike). A flag without a value takes true or false, an option of type
-// kNumberType a whole number, any other a string; one that may be repeated a list of strings, a
-// list of number lists, or a number list alone, which is a single value. InputError for an unknown
-// key, a key twice or a value that the option does not take.
+// kNumberType a whole number, one of kRealType any number, any other a string; one that may be
+// repeated a list of strings, a list of number lists, or a number list alone, which is a single
+// value. InputError for an unknown key, a key twice or a value that the option does not take.
 void apply_toml(CLI::App& app, const std::string& path);
 
 }  // namespace kdtree

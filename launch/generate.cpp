@@ -11,6 +11,7 @@
 #include "golden.h"
 #include "ranks.h"
 #include "result_output.h"
+#include "weights/random_checkpoint.h"
 
 namespace kdtree {
 
@@ -29,13 +30,17 @@ struct Job {
 };
 
 ModelSource open_source(const RunConfig& config) {
-  ModelSource source{.target = open_target(config.model), .drafter = std::nullopt};
+  const bool random = config.weights == "random";
+  const auto seed = static_cast<std::uint64_t>(config.weights_seed);
+  ModelSource source{
+      .target = random ? random_target(config.model, seed) : open_target(config.model),
+      .drafter = std::nullopt};
   if (config.mode == "plain") {
     return source;
   }
   if (!config.draft.empty()) {
-    source.drafter = open_drafter(config.draft);
-  } else if (holds_drafter(config.model)) {
+    source.drafter = random ? random_drafter(config.draft, seed) : open_drafter(config.draft);
+  } else if (!random && holds_drafter(config.model)) {
     source.drafter = open_drafter(config.model);
   }
   require_input(source.drafter || config.mode == "auto",
@@ -101,18 +106,19 @@ ContextNeed context_need(const std::vector<Request>& requests) {
 
 // Positions beyond max_position_embeddings are outside what the model was made for; a config
 // without the key sets no limit.
+std::int64_t context_limit(const ModelConfig& model) {
+  return model.max_position_embeddings > 0 ? model.max_position_embeddings
+                                           : std::numeric_limits<std::int32_t>::max();
+}
+
+// What the prompts need where the user set nothing.
 std::int64_t max_context(const RunConfig& config, const ModelConfig& model,
                          const ContextNeed& need) {
-  const std::int64_t limit = model.max_position_embeddings > 0
-                                 ? model.max_position_embeddings
-                                 : std::numeric_limits<std::int32_t>::max();
-  if (config.max_context > 0) {
-    require_input(config.max_context <= limit,
-                  "--max-context {} is beyond the model's max_position_embeddings {}",
-                  config.max_context, limit);
-    return config.max_context;
-  }
-  return std::min(need.longest_sequence, limit);
+  const std::int64_t limit = context_limit(model);
+  require_input(config.max_context <= limit,
+                "--max-context {} is beyond the model's max_position_embeddings {}",
+                config.max_context, limit);
+  return config.max_context > 0 ? config.max_context : std::min(need.longest_sequence, limit);
 }
 
 Job plan_job(const RunConfig& config, const ProcessGroup& group) {
@@ -120,7 +126,7 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
   job.source = open_source(config);
   job.load = load_options(config);
   const bool quantized = config.weights != "original" && holds_quantized(job.source.target);
-  job.weights = quantized ? "quantized" : "original";
+  job.weights = config.weights == "random" ? "random" : quantized ? "quantized" : "original";
   job.mode = config.mode != "auto" ? config.mode : job.source.drafter ? "tree" : "plain";
   job.engine.mode = job.mode == "plain"   ? Mode::kPlain
                     : job.mode == "chain" ? Mode::kChain
@@ -131,6 +137,8 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
   job.engine.exchange =
       config.exchange == "alltoall" ? ExchangeKind::kAllToAll : ExchangeKind::kAllReduce;
   const ModelConfig& model = job.source.target.config;
+  require_input(config.memory_fraction == 0 || config.max_context == 0,
+                "give --max-context or --memory-fraction, not both");
   require_input(config.top_logits <= model.vocab_size,
                 "--top-logits {} is beyond the vocabulary of {}", config.top_logits,
                 model.vocab_size);
@@ -204,6 +212,17 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   });
 
   const std::unique_ptr<Backend> backend = start_backend(config, group);
+  job.load.num_threads = backend->num_threads();
+  job.load.round_to_bfloat16 =
+      config.dtype == "bf16" || backend->activation_dtype() == DType::kBFloat16;
+  if (config.memory_fraction > 0) {
+    job.engine.max_context = context_for_memory(
+        job.source, job.engine, job.load,
+        {.fraction = config.memory_fraction, .limit = context_limit(job.source.target.config)},
+        group, *backend);
+    spdlog::info("context of {} tokens for {} sequences", job.engine.max_context,
+                 job.engine.batch_size);
+  }
   const StepSizes sizes = step_sizes(job.source, job.engine);
   const std::unique_ptr<Communicator> communicator =
       make_communicator({.name = config.communicator,
@@ -211,9 +230,6 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
                          .staging_bytes = sizes.max_rows * job.source.target.config.hidden_size *
                                           dtype_bytes(DType::kFloat32)},
                         group);
-  job.load.num_threads = backend->num_threads();
-  job.load.round_to_bfloat16 =
-      config.dtype == "bf16" || backend->activation_dtype() == DType::kBFloat16;
   std::optional<LoadedModel> model;
   std::optional<Engine> engine;
   run_together(group, [&] { model.emplace(job.source, job.engine, job.load, group, *backend); });

@@ -97,11 +97,10 @@ Json metrics_json(const Result& result, const RunFacts& facts) {
 }  // namespace
 
 Json result_json(const Result& result, const RunFacts& facts) {
-  Json json = {{"index", result.index},
-               {"prompt_ids", result.prompt_ids},
-               {"output_ids", result.output_ids},
-               {"acceptance_lengths", result.acceptance_lengths},
-               {"stop_reason", stop_reason_name(result.stop_reason)}};
+  Json json = {
+      {"index", result.index},           {"prompt_ids", result.prompt_ids},
+      {"output_ids", result.output_ids}, {"acceptance_lengths", result.acceptance_lengths},
+      {"near_ties", result.near_ties},   {"stop_reason", stop_reason_name(result.stop_reason)}};
   if (facts.with_top_logits) {
     json["top_logits"] = pairs_json(result.top_logits);
   }
@@ -129,9 +128,10 @@ std::string result_text(const Result& result, const RunFacts& facts) {
     text += "\n";
   }
   text += fmt::format(
-      "  acceptance length {:.2f} over {} steps, {:.1f} tokens/s, first token after {:.1f} ms\n",
-      mean_acceptance_length(result), result.acceptance_lengths.size(), tokens_per_second(result),
-      result.metrics.time_to_first_token_ms);
+      "  acceptance length {:.2f} over {} steps, {} near-ties, {:.1f} tokens/s, first token after "
+      "{:.1f} ms\n",
+      mean_acceptance_length(result), result.acceptance_lengths.size(), result.near_ties.size(),
+      tokens_per_second(result), result.metrics.time_to_first_token_ms);
   return text;
 }
 

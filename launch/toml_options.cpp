@@ -39,6 +39,10 @@ std::string as_word(const CLI::Option& option, const toml::node& node, const std
     require_input(node.is_integer(), "{}: expected a whole number", place);
     return std::to_string(node.as_integer()->get());
   }
+  if (option.get_type_name().starts_with(kRealType)) {
+    require_input(node.is_number(), "{}: expected a number", place);
+    return fmt::format("{}", node.value<double>().value());
+  }
   require_input(node.is_string(), "{}: expected a string", place);
   return node.as_string()->get();
 }

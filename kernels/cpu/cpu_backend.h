@@ -22,6 +22,10 @@ class CpuBackend final : public Backend {
   void upload(void* device, const void* host, std::int64_t bytes) override;
   void download(void* host, const void* device, std::int64_t bytes) override;
   void synchronize() override {}
+  Buffer allocate_host(std::int64_t bytes) override { return allocate(bytes); }
+  bool asynchronous() const override { return false; }
+  void set_fence(std::size_t /*index*/) override {}
+  void wait_fence(std::size_t /*index*/) override {}
   std::int64_t free_bytes() const override;
   void prepare(const WeightView& matrix) override;
   std::unique_ptr<ExpertSet> make_expert_set(const ExpertWeights& weights) override;
@@ -31,6 +35,7 @@ class CpuBackend final : public Backend {
   double milliseconds_between(std::size_t first, std::size_t second) override;
   void copy(ConstTensorView source, TensorView target) override;
   void fill_zero(TensorView target) override;
+  void fill_random(const RandomFill& fill, const RandomBlock& block, TensorView target) override;
 
   void embed(const WeightView& table, std::int64_t first_row, ConstTensorView token_ids,
              TensorView out) override;
@@ -57,6 +62,8 @@ class CpuBackend final : public Backend {
                                        std::int64_t hidden_size,
                                        std::int64_t moe_intermediate_size) const override;
   void experts(const ExpertsParams& params) override;
+  void plan_dispatch(const DispatchPlanParams& params) override;
+  void pack_dispatch(const PackDispatchParams& params) override;
 
   void top_k(ConstTensorView logits, std::int64_t first_id, TensorView values,
              TensorView ids) override;

@@ -62,10 +62,15 @@ void CpuBackend::add_rows(ConstTensorView source, ConstTensorView indices, Tenso
   const std::int64_t cols = source.size(1);
   expect_tensor("add_rows' target", target, DType::kFloat32, Shape{target.size(0), cols});
   const auto to = read_indices("add_rows' indices", indices, rows);
-  check_indices("add_rows' indices", to, target.size(0));
+  for (const std::int32_t row : to) {
+    check(row < target.size(0), "add_rows' indices name row {} of {}", row, target.size(0));
+  }
   // Shared by columns: rows that are named several times stay in order.
   parallel_for(num_threads_, {cols, rows * cols}, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = 0; r < rows; ++r) {
+      if (to[static_cast<std::size_t>(r)] < 0) {
+        continue;
+      }
       const float* from = source.row<float>(r);
       float* sum = target.row<float>(to[static_cast<std::size_t>(r)]);
       for (std::int64_t c = begin; c < end; ++c) {

@@ -33,9 +33,14 @@ class CudaBackend final : public Backend {
   void upload(void* device, const void* host, std::int64_t bytes) override;
   void download(void* host, const void* device, std::int64_t bytes) override;
   void synchronize() override;
+  Buffer allocate_host(std::int64_t bytes) override;
+  bool asynchronous() const override { return true; }
+  void set_fence(std::size_t index) override;
+  void wait_fence(std::size_t index) override;
   std::int64_t free_bytes() const override;
   void copy(ConstTensorView source, TensorView target) override;
   void fill_zero(TensorView target) override;
+  void fill_random(const RandomFill& fill, const RandomBlock& block, TensorView target) override;
   // recording.cpp
   void run_recorded(std::int64_t key, bool replayable, const std::function<void()>& body) override;
   void forget_recorded(std::int64_t key) override;
@@ -70,6 +75,8 @@ class CudaBackend final : public Backend {
                                        std::int64_t hidden_size,
                                        std::int64_t moe_intermediate_size) const override;
   void experts(const ExpertsParams& params) override;
+  void plan_dispatch(const DispatchPlanParams& params) override;
+  void pack_dispatch(const PackDispatchParams& params) override;
   // vocabulary.cu
   void top_k(ConstTensorView logits, std::int64_t first_id, TensorView values,
              TensorView ids) override;
@@ -131,6 +138,7 @@ class CudaBackend final : public Backend {
   bool recording_ = false;
   std::map<std::int64_t, std::unique_ptr<Recorded>> recorded_;
   std::array<cudaEvent_t, kNumMarks> marks_{};
+  std::array<cudaEvent_t, kNumFences> fences_{};
 };
 
 }  // namespace kdtree

@@ -1,6 +1,7 @@
 // The device, its memory and copies.
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include "kernels/cuda/cuda_backend_impl.h"
 #include "kernels/cuda/device_code.h"
@@ -42,6 +43,11 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   for (cudaEvent_t& event : marks_) {
     check_cuda(cudaEventCreate(&event), "cudaEventCreate");
   }
+  for (cudaEvent_t& event : fences_) {
+    // The waiting thread sleeps: ranks that share the host's cores need them.
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+               "cudaEventCreate");
+  }
   check_cublas(cublasCreate(&cublas_), "cublasCreate");
   check_cublas(cublasSetStream(cublas_, stream_), "cublasSetStream");
   check_cublas(cublasSetMathMode(cublas_, CUBLAS_PEDANTIC_MATH), "cublasSetMathMode");
@@ -63,6 +69,9 @@ CudaBackend::~CudaBackend() {
     cudaFree(memory);
   }
   for (cudaEvent_t event : marks_) {
+    cudaEventDestroy(event);
+  }
+  for (cudaEvent_t event : fences_) {
     cudaEventDestroy(event);
   }
   cudaStreamDestroy(stream_);
@@ -110,6 +119,25 @@ void CudaBackend::download(void* host, const void* device, std::int64_t bytes) {
 
 void CudaBackend::synchronize() {
   check_cuda(cudaStreamSynchronize(stream_), "work on the CUDA device failed");
+}
+
+Buffer CudaBackend::allocate_host(std::int64_t bytes) {
+  check(bytes >= 0, "host allocation of {} bytes", bytes);
+  check(!recording_, "host allocation of {} bytes while a step is being recorded", bytes);
+  void* data = nullptr;
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  check_cuda(cudaMallocHost(&data, size), "cudaMallocHost");
+  std::memset(data, 0, size);
+  return {data, bytes, [](void* memory) { cudaFreeHost(memory); }};
+}
+
+void CudaBackend::set_fence(std::size_t index) {
+  check(!recording_, "a fence inside of run_recorded");
+  check_cuda(cudaEventRecord(fences_.at(index), stream_), "set_fence");
+}
+
+void CudaBackend::wait_fence(std::size_t index) {
+  check_cuda(cudaEventSynchronize(fences_.at(index)), "work on the CUDA device failed");
 }
 
 std::int64_t CudaBackend::free_bytes() const {

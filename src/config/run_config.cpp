@@ -89,13 +89,14 @@ std::vector<TokenIds> read_prompt_file(const std::string& file) {
 
 std::string options_text(const RunConfig& config) {
   return fmt::format(
-      "batch-size {} max-new-tokens {} max-context {} mode {} tree-budget {} "
-      "weights {} backend {} communicator {} exchange {} dtype {} ignore-eos {} top-logits {} "
+      "batch-size {} max-new-tokens {} max-context {} memory-fraction {} mode {} tree-budget {} "
+      "weights {} weights-seed {} backend {} communicator {} exchange {} dtype {} ignore-eos {} "
+      "top-logits {} "
       "dump-steps {} output-format {} verify-golden {}",
-      config.batch_size, config.max_new_tokens, config.max_context, config.mode, config.tree_budget,
-      config.weights, config.backend, config.communicator, config.exchange, config.dtype,
-      config.ignore_eos, config.top_logits, config.dump_steps, config.output_format,
-      config.verify_golden);
+      config.batch_size, config.max_new_tokens, config.max_context, config.memory_fraction,
+      config.mode, config.tree_budget, config.weights, config.weights_seed, config.backend,
+      config.communicator, config.exchange, config.dtype, config.ignore_eos, config.top_logits,
+      config.dump_steps, config.output_format, config.verify_golden);
 }
 
 std::vector<TokenIds> read_prompts(const RunConfig& config) {

@@ -16,9 +16,11 @@ struct RunConfig {
   std::int64_t batch_size = 1;
   std::int64_t max_new_tokens = 128;
   std::int64_t max_context = 0;  // 0: the longest prompt and its output
+  double memory_fraction = 0;    // of the free memory, for max_context; 0: max_context counts
   std::string mode = "auto";     // auto: tree where there is a drafter, else plain
   std::int64_t tree_budget = 16;
   std::string weights = "auto";
+  std::int64_t weights_seed = 1;  // of weights "random"
   std::string backend = "auto";
   std::string communicator = "auto";
   std::string exchange = "auto";

@@ -2,16 +2,23 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <limits>
 #include <optional>
 
 #include "core/log.h"
+#include "engine/near_tie.h"
 
 namespace kdtree {
 
 namespace {
 
-// Marks of a step's stages, in stream order: each stage lies between its mark and the next.
+// Marks of a step's stages, in stream order: each stage lies between its mark and the next. Each
+// entry of the ring has its own, so that a step can be read while the next one is stamped.
 constexpr std::size_t kStepBegin = 0;
+constexpr std::size_t kMarksAStep = kNumStages + 1;
+static_assert(OutputRing::kEntries * kMarksAStep <= Backend::kNumMarks);
+static_assert(OutputRing::kEntries <= Backend::kNumFences);
 
 std::size_t mark_behind(Stage stage) {
   return 1 + static_cast<std::size_t>(stage);
@@ -25,6 +32,13 @@ std::int64_t next_serial() {
 
 // Most sequences of a batch; keeps the keys of recorded steps apart.
 constexpr std::int64_t kMaxSequences = 1 << 16;
+
+// A recorded step writes to one entry of the ring.
+std::int64_t step_key(std::int64_t serial, std::int64_t num_sequences, std::size_t entry) {
+  return (serial * kMaxSequences + num_sequences) *
+             static_cast<std::int64_t>(OutputRing::kEntries) +
+         static_cast<std::int64_t>(entry);
+}
 
 StepShape step_shape(const EngineOptions& options, const StepSizes& sizes) {
   return {.max_sequences = options.batch_size,
@@ -78,11 +92,23 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
       cache_(backend, sizes_.cache),
       prompt_storage_(backend, sizes_.prefill_rows, 1, 1),
       step_(backend, step_shape(options, sizes_)),
+      ring_(backend, {.max_sequences = options.batch_size,
+                      .max_nodes = sizes_.max_nodes,
+                      .max_path = sizes_.max_path,
+                      .num_choices = sizes_.num_choices,
+                      .num_candidates = options.record_steps ? sizes_.num_recorded : 0}),
       normed_(backend, backend.activation_dtype(),
               Shape{sizes_.vocabulary.max_rows, config_.hidden_size}),
+      choices_(backend, DType::kInt32, Shape{options.batch_size * sizes_.max_nodes}),
       slots_(static_cast<std::size_t>(options.batch_size)),
       serial_(next_serial()) {
   check(options.batch_size < kMaxSequences, "a batch of {} sequences", options.batch_size);
+  check(options.steps_ahead >= -1 && options.steps_ahead <= 1, "{} steps ahead",
+        options.steps_ahead);
+  replayable_ = decoder_.replayable() && communicator.capturable();
+  const bool ahead =
+      options.steps_ahead < 0 ? backend.asynchronous() && replayable_ : options.steps_ahead == 1;
+  steps_ahead_ = ahead ? 1 : 0;
   const std::int64_t predictions = options.batch_size * (sizes_.max_path - 1);
   candidate_probs_ =
       DeviceTensor(backend, DType::kFloat32, Shape{predictions, sizes_.num_candidates});
@@ -107,7 +133,9 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
 
 Engine::~Engine() {
   for (std::int64_t num_sequences = 1; num_sequences <= options_.batch_size; ++num_sequences) {
-    context_.backend.forget_recorded(serial_ * kMaxSequences + num_sequences);
+    for (std::size_t entry = 0; entry < OutputRing::kEntries; ++entry) {
+      context_.backend.forget_recorded(step_key(serial_, num_sequences, entry));
+    }
   }
 }
 
@@ -148,17 +176,21 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
     rank0.emplace(SchedulerOptions{.num_slots = options_.batch_size,
                                    .max_context = options_.max_context,
                                    .eos_token_ids = config_.eos_token_ids,
-                                   .record_steps = options_.record_steps},
+                                   .record_steps = options_.record_steps,
+                                   .near_tie_share = near_tie_share(
+                                       context_.backend.activation_dtype(),
+                                       config_.num_hidden_layers, config_.vocab_size)},
                   shared, on_result);
   }
   Scheduler* scheduler = rank0 ? &*rank0 : nullptr;
   std::fill(slots_.begin(), slots_.end(), Slot{});
   relist_ = true;
+  read_ = started_;  // steps of a generate that an error ended
   StepDecision decision;
   if (scheduler != nullptr) {
     scheduler->plan_next(decision);
   }
-  share_decision(decision, {});
+  share_decision(decision);
   while (decision.next != NextAction::kStop) {
     if (decision.next == NextAction::kPrefill) {
       prefill(decision.prefill_slot, shared.at(static_cast<std::size_t>(decision.prefill_request)),
@@ -169,9 +201,8 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
   }
 }
 
-void Engine::share_decision(StepDecision& decision, std::span<std::int32_t> finished) {
+void Engine::share_decision(StepDecision& decision) {
   group_.broadcast(&decision, sizeof decision, 0);
-  group_.broadcast(finished.data(), static_cast<std::int64_t>(finished.size_bytes()), 0);
 }
 
 std::vector<TokenLogit> Engine::download_row(const Vocabulary::TopK& top, std::int64_t row,
@@ -213,22 +244,24 @@ void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* sched
     }
     context_.backend.synchronize();  // the next piece is uploaded into the same memory
   }
-  const std::int64_t num_top = std::max<std::int64_t>(1, options_.max_top_logits);
+  const std::int64_t num_top = std::max(sizes_.num_choices, options_.max_top_logits);
   const Vocabulary::TopK top = vocabulary_.top_logits(normed_.rows(1), num_top);
   decision = {};
-  std::int32_t finished = 0;
   if (scheduler != nullptr) {
     std::vector<TokenLogit> top_logits = download_row(top, 0, num_top);
     const std::int32_t first_token = top_logits.front().first;
-    if (options_.max_top_logits == 0) {
-      top_logits.clear();
-    }
-    finished = scheduler->start_sequence(slot, first_token, std::move(top_logits)) ? 1 : 0;
+    const ChoiceLogits choice{
+        .best = top_logits.front().second,
+        .second = num_top > 1 ? top_logits[1].second : -std::numeric_limits<float>::infinity()};
+    top_logits.resize(static_cast<std::size_t>(options_.max_top_logits));
+    const bool finished =
+        scheduler->start_sequence(slot, first_token, choice, std::move(top_logits));
     scheduler->plan_next(decision);
     decision.first_token = first_token;
+    decision.finished = finished ? 1 : 0;
   }
-  share_decision(decision, {&finished, 1});
-  slots_[static_cast<std::size_t>(slot)] = {.running = finished == 0,
+  share_decision(decision);
+  slots_[static_cast<std::size_t>(slot)] = {.running = decision.finished == 0,
                                             .root_token = decision.first_token};
   relist_ = true;
 }
@@ -252,7 +285,7 @@ void Engine::list_sequences() {
   relist_ = false;
 }
 
-void Engine::draft_and_build() {
+void Engine::draft_and_build(std::size_t entry) {
   Backend& backend = context_.backend;
   const bool builds = group_.rank() == 0;
   const std::int64_t num_sequences = step_.num_sequences();
@@ -271,7 +304,7 @@ void Engine::draft_and_build() {
       backend.copy(ranked.ids.columns(0, sizes_.num_recorded), recorded_ids_.rows(rows));
     }
   }
-  backend.mark(mark_behind(Stage::kDraft));
+  mark(entry, mark_behind(Stage::kDraft));
   if (builds) {
     backend.build_trees({.log_probs = probs,
                          .candidates = ids,
@@ -282,29 +315,39 @@ void Engine::draft_and_build() {
   }
   context_.communicator.broadcast(step_.trees().tensor(), 0, backend.stream(),
                                   {.what = "tree block"});
-  backend.mark(mark_behind(Stage::kTreeBuild));
+  mark(entry, mark_behind(Stage::kTreeBuild));
 }
 
-void Engine::verify_and_accept() {
+void Engine::verify_and_accept(std::size_t entry) {
   Backend& backend = context_.backend;
   const std::int64_t num_sequences = step_.num_sequences();
   const TreeBatch batch = step_.expand_trees(backend);
   const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
   const TensorView normed = normed_.rows(batch.num_rows);
   decoder_.final_norm(hidden, normed);
-  const Vocabulary::TopK best = vocabulary_.top_logits(normed, 1);
-  backend.mark(mark_behind(Stage::kVerify));
+  const Vocabulary::TopK best = vocabulary_.top_logits(normed, sizes_.num_choices);
+  const TensorView choices = choices_.rows(batch.num_rows);
+  backend.copy(best.ids.columns(0, 1), choices.reshape(Shape{batch.num_rows, 1}));
+  mark(entry, mark_behind(Stage::kVerify));
   AcceptBlock& accepted = step_.accepted();
   if (group_.rank() == 0) {
     backend.accept({.trees = step_.trees().arrays(num_sequences),
-                    .choices = best.ids.reshape(Shape{batch.num_rows}),
+                    .choices = choices,
                     .row_offsets = batch.row_offsets,
                     .path_lengths = accepted.path_lengths(num_sequences),
                     .paths = accepted.paths(num_sequences),
                     .bonus_tokens = accepted.bonus_tokens(num_sequences)});
   }
   context_.communicator.broadcast(accepted.tensor(), 0, backend.stream(), {.what = "accept block"});
-  backend.mark(mark_behind(Stage::kAccept));
+  const bool recorded = drafter_ && options_.record_steps;
+  const std::int64_t drafted = num_sequences * (sizes_.max_path - 1);
+  ring_.write(backend, entry,
+              {.trees = step_.trees(),
+               .accepted = accepted,
+               .choice_logits = best.values,
+               .candidate_probs = recorded ? recorded_probs_.rows(drafted) : TensorView(),
+               .candidate_ids = recorded ? recorded_ids_.rows(drafted) : TensorView()});
+  mark(entry, mark_behind(Stage::kAccept));
 }
 
 void Engine::commit() {
@@ -317,66 +360,82 @@ void Engine::commit() {
     drafter_->append_context(taps, accepted.batch);
   }
   step_.advance(backend);
-  backend.mark(mark_behind(Stage::kCommit));
 }
 
-void Engine::step() {
-  context_.backend.mark(kStepBegin);
-  draft_and_build();
-  verify_and_accept();
+void Engine::mark(std::size_t entry, std::size_t index) {
+  context_.backend.mark(entry * kMarksAStep + index);
+}
+
+void Engine::step(std::size_t entry) {
+  mark(entry, kStepBegin);
+  draft_and_build(entry);
+  verify_and_accept(entry);
   commit();
+  mark(entry, mark_behind(Stage::kCommit));
 }
 
-StageTimes Engine::stage_times() {
+StageTimes Engine::stage_times(std::size_t entry) {
   StageTimes times{};
   for (std::size_t stage = 0; stage < kNumStages; ++stage) {
-    times[stage] = context_.backend.milliseconds_between(stage, stage + 1);
+    const std::size_t begin = entry * kMarksAStep + stage;
+    times[stage] = context_.backend.milliseconds_between(begin, begin + 1);
   }
   return times;
 }
 
-void Engine::record_candidates(Scheduler& scheduler) {
-  const std::int64_t horizon = sizes_.max_path - 1;
-  const Vocabulary::TopK recorded{.values = recorded_probs_.view(), .ids = recorded_ids_.view()};
-  for (std::size_t i = 0; i < listed_.size(); ++i) {
-    std::vector<std::vector<TokenLogit>> rows;
-    for (std::int64_t row = 0; row < horizon; ++row) {
-      rows.push_back(download_row(recorded, static_cast<std::int64_t>(i) * horizon + row,
-                                  sizes_.num_recorded));
+void Engine::start_step() {
+  const std::size_t entry = started_ % OutputRing::kEntries;
+  context_.backend.run_recorded(step_key(serial_, step_.num_sequences(), entry), replayable_,
+                                [this, entry] { step(entry); });
+  context_.communicator.replayed(context_.backend.stream(), {.what = "step"});
+  ring_.close(context_.backend, entry);
+  ++started_;
+}
+
+bool Engine::read_step(Scheduler* scheduler) {
+  const std::size_t entry = read_++ % OutputRing::kEntries;
+  const StepOutput output = ring_.read(context_.backend, entry, step_.num_sequences());
+  std::vector<std::int32_t> finished(listed_.size(), 0);
+  if (scheduler != nullptr) {
+    std::vector<std::int32_t> running;
+    std::copy_if(
+        listed_.begin(), listed_.end(), std::back_inserter(running),
+        [this](std::int32_t slot) { return slots_[static_cast<std::size_t>(slot)].running; });
+    scheduler->add_stage_times(running, stage_times(entry));
+    for (std::size_t i = 0; i < listed_.size(); ++i) {
+      if (slots_[static_cast<std::size_t>(listed_[i])].running) {
+        if (!output.candidates.empty()) {
+          scheduler->record_draft(listed_[i], output.candidates[i]);
+        }
+        finished[i] =
+            scheduler->advance_sequence(listed_[i], output.trees[i], output.accepted[i]) ? 1 : 0;
+      }
     }
-    scheduler.record_draft(listed_[i], std::move(rows));
   }
+  group_.broadcast(finished.data(),
+                   static_cast<std::int64_t>(finished.size() * sizeof(std::int32_t)), 0);
+  for (std::size_t i = 0; i < listed_.size(); ++i) {
+    Slot& slot = slots_[static_cast<std::size_t>(listed_[i])];
+    if (slot.running) {  // a step that ran ahead of the end of its sequence counts for nothing
+      cache_.commit_rows(listed_[i], std::ssize(output.accepted[i].nodes));
+      slot = {.running = finished[i] == 0, .root_token = output.accepted[i].bonus_token};
+    }
+  }
+  return std::any_of(finished.begin(), finished.end(), [](std::int32_t flag) { return flag != 0; });
 }
 
 void Engine::decode(Scheduler* scheduler, StepDecision& decision) {
-  Backend& backend = context_.backend;
   list_sequences();
-  const std::int64_t num_sequences = step_.num_sequences();
-  const bool replayable = decoder_.replayable() && context_.communicator.capturable();
-  backend.run_recorded(serial_ * kMaxSequences + num_sequences, replayable, [this] { step(); });
-  context_.communicator.replayed(backend.stream(), {.what = "step"});
-
-  const std::vector<AcceptedPath> accepted = step_.accepted().download(backend, num_sequences);
-  std::vector<std::int32_t> finished(accepted.size(), 0);
-  decision = {};
-  if (scheduler != nullptr) {
-    scheduler->add_stage_times(listed_, stage_times());
-    if (options_.record_steps && drafter_) {
-      record_candidates(*scheduler);
-    }
-    const std::vector<DraftTree> trees = step_.trees().download(backend, num_sequences);
-    for (std::size_t i = 0; i < accepted.size(); ++i) {
-      finished[i] = scheduler->advance_sequence(listed_[i], trees[i], accepted[i]) ? 1 : 0;
-    }
-    scheduler->plan_next(decision);
+  start_step();
+  while (started_ - read_ > (relist_ ? 0 : steps_ahead_)) {
+    relist_ = read_step(scheduler) || relist_;
   }
-  share_decision(decision, finished);
-  for (std::size_t i = 0; i < accepted.size(); ++i) {
-    const std::int32_t slot = listed_[i];
-    cache_.commit_rows(slot, static_cast<std::int64_t>(accepted[i].nodes.size()));
-    slots_[static_cast<std::size_t>(slot)] = {.running = finished[i] == 0,
-                                              .root_token = accepted[i].bonus_token};
-    relist_ = relist_ || finished[i] != 0;
+  decision = {.next = NextAction::kDecode};
+  if (relist_) {  // otherwise all slots run on or stay empty
+    if (scheduler != nullptr) {
+      scheduler->plan_next(decision);
+    }
+    share_decision(decision);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "engine/scheduler.h"
 #include "model/tree_batch_storage.h"
 #include "speculative/draft_tree.h"
+#include "speculative/output_ring.h"
 #include "speculative/step_state.h"
 
 namespace kdtree {
@@ -47,22 +48,26 @@ class Engine {
   std::vector<Request> share_requests(const std::vector<Request>& requests);
   void prefill(std::int32_t slot, const Request& request, Scheduler* scheduler,
                StepDecision& decision);
+  // Starts a step of the running sequences, and reads the steps that may not stay unread. Where one
+  // of them ended a sequence, all steps are read and `decision` is what follows; otherwise it is
+  // to decode again.
   void decode(Scheduler* scheduler, StepDecision& decision);
-  // Sends rank 0's decision, and which sequences of the step's batch have finished, to all.
-  void share_decision(StepDecision& decision, std::span<std::int32_t> finished);
+  void start_step();
+  // Reads the oldest step in flight. Collective; returns whether a sequence has finished.
+  bool read_step(Scheduler* scheduler);
+  void share_decision(StepDecision& decision);
 
   // One step of the sequences in step_, on the device alone: draft, tree build, verify, accept,
-  // commit.
-  void step();
-  void draft_and_build();
-  void verify_and_accept();
+  // commit; the outcome goes to entry `entry` of the ring.
+  void step(std::size_t entry);
+  void mark(std::size_t entry, std::size_t index);
+  void draft_and_build(std::size_t entry);
+  void verify_and_accept(std::size_t entry);
   void commit();
   // Lists the running sequences in step_, where they are not those of the last step.
   void list_sequences();
 
-  // What the step left for the host.
-  StageTimes stage_times();
-  void record_candidates(Scheduler& scheduler);
+  StageTimes stage_times(std::size_t entry);
   std::vector<TokenLogit> download_row(const Vocabulary::TopK& top, std::int64_t row,
                                        std::int64_t count);
 
@@ -77,7 +82,9 @@ class Engine {
   std::unique_ptr<Drafter> drafter_;  // none in plain mode
   TreeBatchStorage prompt_storage_;   // rows of a prompt piece
   StepState step_;
+  OutputRing ring_;
   DeviceTensor normed_;           // [vocabulary rows, hidden]
+  DeviceTensor choices_;          // [rows of a step] the target's token at every node
   DeviceTensor candidate_probs_;  // [sequences * horizon, num_candidates]
   DeviceTensor candidate_ids_;    // [sequences * horizon, num_candidates]
   DeviceTensor
@@ -87,6 +94,10 @@ class Engine {
   std::vector<Slot> slots_;
   std::vector<std::int32_t> listed_;  // slots of the sequences in step_, in order
   bool relist_ = true;                // the set of running sequences has changed
+  bool replayable_ = false;           // steps can be recorded
+  std::uint64_t steps_ahead_ = 0;     // that may run while an earlier one is unread
+  std::uint64_t started_ = 0;         // steps, of this engine's life
+  std::uint64_t read_ = 0;            // steps, of these
   std::int64_t serial_ = 0;           // of this engine, for the keys of recorded steps
 };
 

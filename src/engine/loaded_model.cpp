@@ -1,6 +1,7 @@
 #include "engine/loaded_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "core/log.h"
@@ -54,23 +55,27 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
     sizes.decoder.target_layer_ids = drafter.target_layer_ids;
   }
   sizes.max_path = 1 + horizon;
+  sizes.num_choices = std::min<std::int64_t>(2, target.vocab_size);
   sizes.prefill_rows = std::min(options.max_prompt, kMaxPrefillRows);
   sizes.max_rows = std::max(options.batch_size * sizes.max_nodes, sizes.prefill_rows);
   sizes.decoder.max_rows = sizes.max_rows;
-  sizes.decoder.max_positions = options.max_context + horizon + 1;
+  // A step that runs ahead begins behind the longest path of the step that ended its sequence.
+  const std::int64_t last_prefix = options.max_context + sizes.max_path;
+  sizes.decoder.max_positions = last_prefix + sizes.max_path;
   sizes.decoder.exchange = options.exchange;
+  sizes.decoder.fixed_counts = options.fixed_counts;
   sizes.drafter.num_slots = options.batch_size;
-  sizes.drafter.capacity = options.max_context + horizon + 1;
+  sizes.drafter.capacity = last_prefix + sizes.max_path;
   sizes.drafter.max_context_rows =
       std::max(options.batch_size * sizes.max_path, sizes.prefill_rows);
   const std::int64_t drafted_rows = options.batch_size * horizon;
   sizes.vocabulary.max_rows = std::max(options.batch_size * sizes.max_nodes, drafted_rows);
   sizes.vocabulary.max_candidates =
-      std::max({sizes.vocabulary.max_rows, drafted_rows * sizes.num_ranked,
-                std::max<std::int64_t>(1, options.max_top_logits)});
+      std::max({sizes.vocabulary.max_rows * sizes.num_choices, drafted_rows * sizes.num_ranked,
+                std::max(sizes.num_choices, options.max_top_logits)});
   sizes.cache = {.num_layers = target.num_hidden_layers,
                  .num_slots = options.batch_size,
-                 .capacity = options.max_context + sizes.max_nodes,
+                 .capacity = last_prefix + sizes.max_nodes,
                  .width = target.kv_lora_rank + target.qk_rope_head_dim};
   return sizes;
 }
@@ -118,6 +123,10 @@ MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options,
 namespace {
 
 // Ranks of one host share its memory under the CPU backend.
+std::int64_t available_bytes(const ProcessGroup& group, const Backend& backend) {
+  return backend.free_bytes() / (backend.name() == "cpu" ? group.local_size() : 1);
+}
+
 void check_memory(const MemoryPlan& plan, const ProcessGroup& group, const Backend& backend) {
   std::string lines;
   for (const MemoryPlan::Entry& entry : plan.entries) {
@@ -125,9 +134,7 @@ void check_memory(const MemoryPlan& plan, const ProcessGroup& group, const Backe
                          static_cast<double>(entry.bytes) / 1e9);
   }
   const double total = static_cast<double>(plan.total_bytes()) / 1e9;
-  const std::int64_t ranks_sharing = backend.name() == "cpu" ? group.local_size() : 1;
-  const std::int64_t available_bytes = backend.free_bytes() / ranks_sharing;
-  const double available = static_cast<double>(available_bytes) / 1e9;
+  const double available = static_cast<double>(available_bytes(group, backend)) / 1e9;
   spdlog::info("memory plan of rank {} (GB): {}; total {:.4f} of {:.2f} free", group.rank(), lines,
                total, available);
   require_input(total <= available,
@@ -139,6 +146,37 @@ void check_memory(const MemoryPlan& plan, const ProcessGroup& group, const Backe
 }
 
 }  // namespace
+
+std::int64_t context_for_memory(const ModelSource& source, const EngineOptions& options,
+                                const LoadOptions& load, const ContextGoal& goal,
+                                ProcessGroup& group, const Backend& backend) {
+  const LoadOptions own_load = for_ranks(load, group, options);
+  const double room = goal.fraction * static_cast<double>(available_bytes(group, backend));
+  const auto plan_bytes = [&](std::int64_t context) {
+    EngineOptions tried = options;
+    tried.max_context = context;
+    return static_cast<double>(memory_plan(source, tried, own_load, backend).total_bytes());
+  };
+  std::int64_t largest = options.max_context;
+  run_together(group, [&] {
+    const double least = plan_bytes(options.max_context);
+    require_input(least <= room,
+                  "--memory-fraction {}: that is {:.3f} GB on rank {}, and a context of {} tokens "
+                  "needs {:.3f} GB",
+                  goal.fraction, room / 1e9, group.rank(), options.max_context, least / 1e9);
+    // Caches and position tables grow with the context, a token like the other.
+    const double of_token = plan_bytes(options.max_context + 1) - least;
+    const double more =
+        of_token > 0 ? std::floor((room - least) / of_token) : static_cast<double>(goal.limit);
+    const auto most = static_cast<double>(std::max(goal.limit, options.max_context));
+    largest =
+        static_cast<std::int64_t>(std::min(static_cast<double>(options.max_context) + more, most));
+    check(plan_bytes(largest) <= room, "a context of {} tokens takes more than planned", largest);
+  });
+  std::vector<std::int64_t> all(static_cast<std::size_t>(group.world_size()));
+  group.all_gather(&largest, sizeof largest, all.data());
+  return *std::min_element(all.begin(), all.end());
+}
 
 LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options,
                          const LoadOptions& load, const ProcessGroup& group, Backend& backend)

@@ -11,6 +11,7 @@
 #include "comm/process_group.h"
 #include "model/decoder.h"
 #include "speculative/drafter.h"
+#include "speculative/output_ring.h"
 #include "speculative/step_state.h"
 #include "weights/checkpoint.h"
 #include "weights/weight_store.h"
@@ -31,6 +32,11 @@ struct EngineOptions {
   std::int64_t max_prompt = 1;    // of the longest prompt: bounds the rows of a prefill call
   std::int64_t max_top_logits = 0;
   bool record_steps = false;
+  // Steps that may run before the host has read the one before them: 0 or 1; -1 takes 1 where steps
+  // are replayed on a device that works by itself. 1 costs a step whose outcome is dropped whenever
+  // a sequence ends.
+  std::int64_t steps_ahead = -1;
+  bool fixed_counts = false;  // DecoderOptions::fixed_counts
   ExchangeKind exchange = ExchangeKind::kAllReduce;
 };
 
@@ -49,6 +55,7 @@ struct StepSizes {
   std::int64_t num_recorded = 1;  // of these, how many a recorded step shows
   std::int64_t block_size = 0;    // of the drafter; 0 without
   std::int64_t max_path = 1;      // accepted nodes, root included
+  std::int64_t num_choices = 1;   // logits of a node that tell near-ties
   std::int64_t prefill_rows = 1;  // of one prompt piece
   std::int64_t max_rows = 1;      // of one forward call
   DecoderOptions decoder;
@@ -68,6 +75,17 @@ struct MemoryPlan {
 };
 MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options,
                        const LoadOptions& load, const Backend& backend);
+
+// How much context to make room for.
+struct ContextGoal {
+  double fraction = 0;     // of the memory that is free now
+  std::int64_t limit = 0;  // tokens of a sequence, at most
+};
+// The largest max_context up to goal.limit whose memory plan stays within goal.fraction on every
+// rank. Collective. AgreedError if not even options.max_context fits.
+std::int64_t context_for_memory(const ModelSource& source, const EngineOptions& options,
+                                const LoadOptions& load, const ContextGoal& goal,
+                                ProcessGroup& group, const Backend& backend);
 
 class LoadedModel {
  public:

@@ -56,6 +56,9 @@ struct Result {
   // One a step, bonus token included, not cut: 1 + their sum is the number of tokens that were
   // known when it stopped.
   std::vector<std::int32_t> acceptance_lengths;
+  // Indices into output_ids whose choice was a near-tie (src/engine/near_tie.h): another order of
+  // the same sums may choose another token there.
+  std::vector<std::int64_t> near_ties;
   StopReason stop_reason = StopReason::kLength;
   std::vector<TokenLogit> top_logits;  // after the prompt, descending
   std::vector<StepRecord> steps;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/near_tie.h"
 
 namespace kdtree {
 
@@ -30,7 +31,7 @@ Scheduler::Active& Scheduler::active(std::int32_t slot) {
 }
 
 void Scheduler::plan_next(StepDecision& decision) {
-  // Finished sequences leave their slots here, with the timings of their last step recorded.
+  // Finished sequences leave their slots here.
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
     if (slots_[slot] && slots_[slot]->finished) {
       release(static_cast<std::int32_t>(slot));
@@ -57,7 +58,10 @@ void Scheduler::plan_next(StepDecision& decision) {
   decision.next = any ? NextAction::kDecode : NextAction::kStop;
 }
 
-bool Scheduler::append_token(Active& active, std::int32_t token) {
+bool Scheduler::append_token(Active& active, std::int32_t token, const ChoiceLogits& choice) {
+  if (is_near_tie(choice, options_.near_tie_share)) {
+    active.result.near_ties.push_back(static_cast<std::int64_t>(active.result.output_ids.size()));
+  }
   active.result.output_ids.push_back(token);
   const Request& request = requests_[static_cast<std::size_t>(active.result.index)];
   const auto& ends = options_.eos_token_ids;
@@ -69,16 +73,19 @@ bool Scheduler::append_token(Active& active, std::int32_t token) {
         active.stops_at_context ? StopReason::kContext : StopReason::kLength;
     active.finished = true;
   }
+  if (active.finished) {
+    active.result.metrics.total_ms = milliseconds_since(active.admitted);
+  }
   return !active.finished;
 }
 
 bool Scheduler::start_sequence(std::int32_t slot, std::int32_t first_token,
-                               std::vector<TokenLogit> top_logits) {
+                               const ChoiceLogits& choice, std::vector<TokenLogit> top_logits) {
   Active& entry = active(slot);
   entry.result.top_logits = std::move(top_logits);
   entry.result.metrics.time_to_first_token_ms = milliseconds_since(entry.admitted);
   entry.result.metrics.prefill_ms = entry.result.metrics.time_to_first_token_ms;
-  return !append_token(entry, first_token);
+  return !append_token(entry, first_token, choice);
 }
 
 void Scheduler::record_draft(std::int32_t slot,
@@ -105,12 +112,15 @@ bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree,
     record.bonus_token = accepted.bonus_token;
     result.steps.push_back(std::move(record));
   }
+  // The target chose each token at the node before it.
   bool open = true;
   for (std::size_t i = 1; i < accepted.nodes.size() && open; ++i) {
-    open = append_token(entry, tree.token_ids.at(static_cast<std::size_t>(accepted.nodes[i])));
+    open = append_token(entry, tree.token_ids.at(static_cast<std::size_t>(accepted.nodes[i])),
+                        accepted.choices.at(i - 1));
   }
   if (open) {
-    open = append_token(entry, accepted.bonus_token);
+    open =
+        append_token(entry, accepted.bonus_token, accepted.choices.at(accepted.nodes.size() - 1));
   }
   return !open;
 }
@@ -126,7 +136,6 @@ void Scheduler::add_stage_times(std::span<const std::int32_t> slots, const Stage
 
 void Scheduler::release(std::int32_t slot) {
   Active& entry = active(slot);
-  entry.result.metrics.total_ms = milliseconds_since(entry.admitted);
   waiting_.emplace(entry.result.index, std::move(entry.result));
   slots_[static_cast<std::size_t>(slot)].reset();
   deliver_in_order();

@@ -23,6 +23,7 @@ struct StepDecision {
   std::int32_t prefill_slot = 0;     // kPrefill only
   std::int32_t prefill_request = 0;  // kPrefill only
   std::int32_t first_token = 0;      // of the sequence that has just been prefilled
+  std::int32_t finished = 0;         // whether that token ended it
 };
 
 struct SchedulerOptions {
@@ -30,6 +31,7 @@ struct SchedulerOptions {
   std::int64_t max_context = 0;  // prompt and output together
   std::vector<std::int64_t> eos_token_ids;
   bool record_steps = false;
+  double near_tie_share = 0;  // near_tie_share() of src/engine/near_tie.h
 };
 
 class Scheduler {
@@ -43,8 +45,9 @@ class Scheduler {
   // decode, else stop. Also takes finished sequences out of their slots.
   void plan_next(StepDecision& decision);
 
-  // A prompt has been processed: its first token. Returns whether it is finished.
-  bool start_sequence(std::int32_t slot, std::int32_t first_token,
+  // A prompt has been processed: its first token, how close that choice was, and the logits to
+  // report (may be empty). Returns whether the sequence is finished.
+  bool start_sequence(std::int32_t slot, std::int32_t first_token, const ChoiceLogits& choice,
                       std::vector<TokenLogit> top_logits);
   // A step of the sequence in `slot`: the accepted tree nodes and the bonus token. Returns whether
   // it is finished.
@@ -65,8 +68,8 @@ class Scheduler {
     std::vector<std::vector<TokenLogit>> draft_top_log_probs;  // of the running step
   };
 
-  // Appends a token; returns false if nothing may follow it.
-  bool append_token(Active& active, std::int32_t token);
+  // Appends a token that the target chose by `choice`; returns false if nothing may follow it.
+  bool append_token(Active& active, std::int32_t token, const ChoiceLogits& choice);
   Active& active(std::int32_t slot);
   void release(std::int32_t slot);
   void deliver_in_order();

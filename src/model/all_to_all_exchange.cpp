@@ -9,14 +9,14 @@ namespace {
 
 struct RowLimits {
   std::int64_t own = 0;       // rows that a rank owns
-  std::int64_t sent = 0;      // own rows, each to at most min(k, ranks) ranks
+  std::int64_t sent = 0;      // messages to all ranks: own rows, each to every rank at most
   std::int64_t received = 0;  // every row may come here
 };
 
 RowLimits row_limits(const ExchangeSizes& sizes, int world_size) {
   RowLimits limits;
   limits.own = (sizes.max_rows + world_size - 1) / world_size;
-  limits.sent = limits.own * std::min<std::int64_t>(sizes.num_experts_per_tok, world_size);
+  limits.sent = limits.own * world_size;
   limits.received = sizes.max_rows;
   return limits;
 }
@@ -26,101 +26,113 @@ std::int64_t workspace_bytes(const Backend& backend, const ExchangeSizes& sizes)
                                          sizes.hidden_size, sizes.moe_intermediate_size);
 }
 
+DispatchMessage message_of(const Backend& backend, const ExchangeSizes& sizes) {
+  return dispatch_message(sizes.hidden_size, sizes.num_experts_per_tok, backend.activation_dtype());
+}
+
+std::vector<std::int32_t> ranks_of_experts(const ExpertPlacement& placement) {
+  std::vector<std::int32_t> ranks;
+  for (std::int64_t expert = 0; expert < placement.n_routed_experts(); ++expert) {
+    ranks.push_back(placement.rank_of(expert));
+  }
+  return ranks;
+}
+
+std::int64_t sum(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+// A part of each message as the rows of a matrix.
+TensorView part_of(const TensorView& messages, std::int64_t offset, DType dtype,
+                   std::int64_t cols) {
+  return {messages.data<std::uint8_t>() + offset, dtype, Shape{messages.size(0), cols},
+          messages.row_stride() / dtype_bytes(dtype)};
+}
+
 }  // namespace
 
 AllToAllExchange::AllToAllExchange(Backend& backend, const ExpertPlacement& placement,
                                    const ExchangeSizes& sizes, const Communicator& communicator)
-    : placement_(placement),
-      rank_(communicator.rank()),
+    : rank_(communicator.rank()),
       world_size_(communicator.world_size()),
-      logical_to_slot_(backend, std::span<const std::int32_t>(placement.logical_to_slot(rank_))) {
+      fixed_counts_(sizes.fixed_counts),
+      message_(message_of(backend, sizes)),
+      logical_to_slot_(backend, std::span<const std::int32_t>(placement.logical_to_slot(rank_))),
+      rank_of_(backend, std::span<const std::int32_t>(ranks_of_experts(placement))) {
+  backend.synchronize();  // the uploads read vectors that end here
   const RowLimits limits = row_limits(sizes, world_size_);
   const DType dtype = backend.activation_dtype();
-  const std::int64_t k = sizes.num_experts_per_tok;
-  sent_x_ = DeviceTensor(backend, dtype, Shape{limits.sent, sizes.hidden_size});
-  sent_ids_ = DeviceTensor(backend, DType::kInt32, Shape{limits.sent, k});
-  sent_weights_ = DeviceTensor(backend, DType::kFloat32, Shape{limits.sent, k});
-  received_x_ = DeviceTensor(backend, dtype, Shape{limits.received, sizes.hidden_size});
-  received_ids_ = DeviceTensor(backend, DType::kInt32, Shape{limits.received, k});
-  received_weights_ = DeviceTensor(backend, DType::kFloat32, Shape{limits.received, k});
+  sent_ = DeviceTensor(backend, DType::kUInt8, Shape{limits.sent, message_.bytes});
+  received_ = DeviceTensor(backend, DType::kUInt8, Shape{limits.received, message_.bytes});
   computed_ = DeviceTensor(backend, dtype, Shape{limits.received, sizes.hidden_size});
+  returned_ = DeviceTensor(backend, dtype, Shape{limits.sent, sizes.hidden_size});
   own_y_ = DeviceTensor(backend, dtype, Shape{limits.own, sizes.hidden_size});
   row_indices_ = DeviceTensor(backend, DType::kInt32, Shape{limits.sent});
+  own_counts_ = DeviceTensor(backend, DType::kInt64, Shape{world_size_});
   counts_ = DeviceTensor(backend, DType::kInt64, Shape{world_size_, world_size_});
   experts_workspace_ = DeviceTensor(backend, DType::kUInt8, Shape{workspace_bytes(backend, sizes)});
   mlp_workspace_ = MlpWorkspace(backend, sizes.shared_width, limits.own);
 
   const auto ranks = static_cast<std::size_t>(world_size_);
-  host_ids_.reserve(static_cast<std::size_t>(sizes.max_rows * k));
-  sent_rows_.reserve(static_cast<std::size_t>(limits.sent));
-  local_rows_.reserve(static_cast<std::size_t>(limits.sent));
   all_counts_.resize(ranks * ranks);
   rows_to_.resize(ranks);
   rows_from_.resize(ranks);
-  own_counts_.resize(ranks);
+  own_rows_.resize(ranks);
 }
 
 std::int64_t AllToAllExchange::bytes(const Backend& backend, const ExchangeSizes& sizes,
                                      int world_size) {
   const RowLimits limits = row_limits(sizes, world_size);
   const std::int64_t activation = sizes.hidden_size * dtype_bytes(backend.activation_dtype());
-  const std::int64_t routing =
-      sizes.num_experts_per_tok * (dtype_bytes(DType::kInt32) + dtype_bytes(DType::kFloat32));
-  return limits.sent * (activation + routing) + limits.received * (2 * activation + routing) +
-         limits.own * activation + workspace_bytes(backend, sizes) +
+  return (limits.sent + limits.received) * (message_of(backend, sizes).bytes + activation) +
+         limits.own * activation + limits.sent * dtype_bytes(DType::kInt32) +
+         workspace_bytes(backend, sizes) +
          MlpWorkspace::bytes(sizes.shared_width, limits.own, backend.activation_dtype());
 }
 
-std::int64_t AllToAllExchange::received_rows() const {
-  return std::accumulate(rows_from_.begin(), rows_from_.end(), std::int64_t{0});
-}
-
-void AllToAllExchange::plan_dispatch(const ModelContext& context, const RoutedRows& rows,
-                                     const Range& own, std::int64_t layer) {
+void AllToAllExchange::plan(const ModelContext& context, const RoutedRows& own,
+                            std::int64_t layer) {
   Backend& backend = context.backend;
-  const std::int64_t k = rows.expert_ids.size(1);
-  host_ids_.resize(static_cast<std::size_t>(rows.expert_ids.num_elements()));
-  backend.download(host_ids_.data(), rows.expert_ids.raw(), rows.expert_ids.bytes());
-  backend.synchronize();
-  sent_rows_.clear();
-  local_rows_.clear();
-  for (int target = 0; target < world_size_; ++target) {
-    const std::size_t before = sent_rows_.size();
-    for (std::int64_t row = own.begin; row < own.end; ++row) {
-      const auto* ids = host_ids_.data() + row * k;
-      const bool needed = std::any_of(ids, ids + k, [&](std::int32_t expert) {
-        return expert >= 0 && placement_.rank_of(expert) == target;
-      });
-      if (needed) {
-        sent_rows_.push_back(static_cast<std::int32_t>(row));
-        local_rows_.push_back(static_cast<std::int32_t>(row - own.begin));
-      }
-    }
-    rows_to_[static_cast<std::size_t>(target)] =
-        static_cast<std::int64_t>(sent_rows_.size() - before);
+  const std::int64_t num_own = own.x.size(0);
+  backend.plan_dispatch({.expert_ids = own.expert_ids,
+                         .rank_of = rank_of_.view(),
+                         .places_a_rank = fixed_counts_ ? num_own : 0,
+                         .row_indices = row_indices_.rows(num_own * world_size_),
+                         .counts = own_counts_.view()});
+  if (fixed_counts_) {
+    std::fill(rows_to_.begin(), rows_to_.end(), num_own);
+    rows_from_ = own_rows_;
+    return;
   }
-  const TensorView own_row = counts_.view().rows(rank_, 1);
-  backend.upload(own_row.raw(), rows_to_.data(), own_row.bytes());
-  context.communicator.all_gather(own_row, counts_.view(), backend.stream(),
+  context.communicator.all_gather(own_counts_.view(), counts_.view(), backend.stream(),
                                   {.what = "dispatch counts", .layer = layer});
   counts_.download(backend, std::span(all_counts_));
   backend.synchronize();
-  for (std::size_t source = 0; source < rows_from_.size(); ++source) {
-    rows_from_[source] = all_counts_[source * rows_from_.size() + static_cast<std::size_t>(rank_)];
+  const auto rank = static_cast<std::size_t>(rank_);
+  for (std::size_t other = 0; other < rows_to_.size(); ++other) {
+    rows_to_[other] = all_counts_[rank * rows_to_.size() + other];
+    rows_from_[other] = all_counts_[other * rows_to_.size() + rank];
   }
-  row_indices_.upload(backend, std::span<const std::int32_t>(sent_rows_));
 }
 
-TensorView AllToAllExchange::dispatch(const ModelContext& context, const ConstTensorView& source,
-                                      const DeviceTensor& sent, const DeviceTensor& received,
-                                      CollectiveLabel label) {
-  const auto num_sent = static_cast<std::int64_t>(sent_rows_.size());
-  const TensorView to_send = sent.rows(num_sent);
-  const TensorView arrived = received.rows(received_rows());
-  context.backend.gather_rows(source, row_indices_.rows(num_sent), to_send);
-  context.communicator.all_to_all(to_send, arrived, {.rows_to = rows_to_, .rows_from = rows_from_},
-                                  context.backend.stream(), label);
-  return arrived;
+RoutedRows AllToAllExchange::dispatch(const ModelContext& context, const RoutedRows& own,
+                                      std::int64_t layer) {
+  Backend& backend = context.backend;
+  plan(context, own, layer);
+  const std::int64_t num_sent = sum(rows_to_);
+  const TensorView sent = sent_.rows(num_sent);
+  const TensorView received = received_.rows(sum(rows_from_));
+  backend.pack_dispatch({.x = own.x,
+                         .expert_ids = own.expert_ids,
+                         .expert_weights = own.expert_weights,
+                         .row_indices = row_indices_.rows(num_sent),
+                         .messages = sent});
+  context.communicator.all_to_all(sent, received, {.rows_to = rows_to_, .rows_from = rows_from_},
+                                  backend.stream(), {.what = "dispatch", .layer = layer});
+  const std::int64_t k = own.expert_ids.size(1);
+  return {.x = part_of(received, 0, backend.activation_dtype(), own.x.size(1)),
+          .expert_ids = part_of(received, message_.ids_offset, DType::kInt32, k),
+          .expert_weights = part_of(received, message_.weights_offset, DType::kFloat32, k)};
 }
 
 void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& rows,
@@ -129,44 +141,37 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
   const std::int64_t num_rows = rows.x.size(0);
   const Range own = partition(num_rows, world_size_, rank_);
   const std::int64_t layer = experts.layer;
-  plan_dispatch(context, rows, own, layer);
-  const TensorView x =
-      dispatch(context, rows.x, sent_x_, received_x_, {.what = "dispatch rows", .layer = layer});
-  const TensorView ids = dispatch(context, rows.expert_ids, sent_ids_, received_ids_,
-                                  {.what = "dispatch experts", .layer = layer});
-  const TensorView weights =
-      dispatch(context, rows.expert_weights, sent_weights_, received_weights_,
-               {.what = "dispatch weights", .layer = layer});
-
-  const TensorView computed = computed_.rows(received_rows());
+  for (int rank = 0; rank < world_size_; ++rank) {
+    own_rows_[static_cast<std::size_t>(rank)] = partition(num_rows, world_size_, rank).size();
+  }
+  const RoutedRows own_rows = {.x = rows.x.rows(own.begin, own.size()),
+                               .expert_ids = rows.expert_ids.rows(own.begin, own.size()),
+                               .expert_weights = rows.expert_weights.rows(own.begin, own.size())};
+  const RoutedRows arrived = dispatch(context, own_rows, layer);
+  const TensorView computed = computed_.rows(arrived.x.size(0));
   backend.experts({.experts = experts.experts,
-                   .x = x,
-                   .expert_ids = ids,
-                   .expert_weights = weights,
+                   .x = arrived.x,
+                   .expert_ids = arrived.expert_ids,
+                   .expert_weights = arrived.expert_weights,
                    .logical_to_slot = logical_to_slot_.view(),
                    .output = computed,
                    .workspace = experts_workspace_.view()});
 
   // Combine: the way back, then each own row adds what its ranks computed, in rank order, onto its
   // shared experts.
-  const TensorView returned = sent_x_.rows(static_cast<std::int64_t>(sent_rows_.size()));
+  const std::int64_t num_sent = sum(rows_to_);
+  const TensorView returned = returned_.rows(num_sent);
   context.communicator.all_to_all(computed, returned,
                                   {.rows_to = rows_from_, .rows_from = rows_to_}, backend.stream(),
                                   {.what = "combine", .layer = layer});
   const TensorView own_y = own_y_.rows(own.size());
   if (experts.shared != nullptr) {
-    experts.shared->forward(backend, rows.x.rows(own.begin, own.size()), mlp_workspace_, own_y);
+    experts.shared->forward(backend, own_rows.x, mlp_workspace_, own_y);
   } else {
     backend.fill_zero(own_y);
   }
-  row_indices_.upload(backend, std::span<const std::int32_t>(local_rows_));
-  backend.add_rows(returned, row_indices_.rows(static_cast<std::int64_t>(local_rows_.size())),
-                   own_y);
-
-  for (int rank = 0; rank < world_size_; ++rank) {
-    own_counts_[static_cast<std::size_t>(rank)] = partition(num_rows, world_size_, rank).size();
-  }
-  context.communicator.all_gather_rows(own_y, y, own_counts_, backend.stream(),
+  backend.add_rows(returned, row_indices_.rows(num_sent), own_y);
+  context.communicator.all_gather_rows(own_y, y, own_rows_, backend.stream(),
                                        {.what = "gather rows", .layer = layer});
 }
 

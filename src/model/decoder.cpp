@@ -32,7 +32,8 @@ ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& p
           .hidden_size = config.hidden_size,
           .num_experts_per_tok = config.num_experts_per_tok,
           .moe_intermediate_size = config.moe_intermediate_size,
-          .shared_width = partition.shared_intermediate.size()};
+          .shared_width = partition.shared_intermediate.size(),
+          .fixed_counts = false};
 }
 
 DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config,
@@ -79,8 +80,9 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
     layers_.push_back(std::move(built));
   }
   if (any_moe) {
-    exchange_ = make_expert_exchange(options.exchange, backend, target.placement,
-                                     exchange_sizes(config, target.partition, options.max_rows),
+    ExchangeSizes sizes = exchange_sizes(config, target.partition, options.max_rows);
+    sizes.fixed_counts = options.fixed_counts || context.communicator.capturable();
+    exchange_ = make_expert_exchange(options.exchange, backend, target.placement, sizes,
                                      context.communicator);
   }
   hidden_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});

@@ -22,6 +22,9 @@ struct DecoderOptions {
   std::vector<std::int64_t>
       target_layer_ids;  // layers whose outputs are tapped for the drafter; may be empty
   ExchangeKind exchange = ExchangeKind::kAllReduce;
+  // Message counts of the alltoall exchange that depend on the number of rows alone, whether or not
+  // the communicator can be recorded (then they always do).
+  bool fixed_counts = false;
 };
 
 // A loaded target, as its decoder needs it.

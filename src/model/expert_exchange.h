@@ -31,6 +31,7 @@ struct ExchangeSizes {
   std::int64_t num_experts_per_tok = 0;
   std::int64_t moe_intermediate_size = 0;
   std::int64_t shared_width = 0;  // of this rank's part of the shared experts; 0 without
+  bool fixed_counts = false;      // alltoall: message counts that depend on the sizes alone
 };
 
 // Rows with the router's decision; all on every rank.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/device_tensor.h"
@@ -26,9 +27,6 @@ class TreeBlock {
   TreeArrays arrays(std::int64_t num_sequences) const;
   const TensorView& tensor() const { return block_.view(); }
 
-  // Reads the first `num_sequences` trees. Error if one has an impossible number of nodes.
-  std::vector<DraftTree> download(Backend& backend, std::int64_t num_sequences);
-
   // Size of the block in int32.
   static std::int64_t words(std::int64_t max_sequences, std::int64_t max_nodes);
 
@@ -36,13 +34,19 @@ class TreeBlock {
   std::int64_t max_sequences_;
   std::int64_t max_nodes_;
   DeviceTensor block_;
-  std::vector<std::int32_t> host_;
+};
+
+// The target's two largest logits at a node: their distance says how close the choice was.
+struct ChoiceLogits {
+  float best = 0;
+  float second = 0;  // -infinity where the vocabulary has one token only
 };
 
 // What a step accepted of one sequence.
 struct AcceptedPath {
-  std::vector<std::int32_t> nodes;  // accepted tree nodes with the root, ascending
-  std::int32_t bonus_token = 0;     // the target's token behind the path: the next root
+  std::vector<std::int32_t> nodes;    // accepted tree nodes with the root, ascending
+  std::int32_t bonus_token = 0;       // the target's token behind the path: the next root
+  std::vector<ChoiceLogits> choices;  // at each of `nodes`
 };
 
 // Second control block: accepted paths and bonus tokens, one fixed-size tensor that is broadcast as
@@ -57,9 +61,6 @@ class AcceptBlock {
   TensorView bonus_tokens(std::int64_t num_sequences) const;
   const TensorView& tensor() const { return block_.view(); }
 
-  // Reads the first `num_sequences` paths. Error if one has an impossible length.
-  std::vector<AcceptedPath> download(Backend& backend, std::int64_t num_sequences);
-
   // Size of the block in int32.
   static std::int64_t words(std::int64_t max_sequences, std::int64_t max_path);
 
@@ -67,7 +68,21 @@ class AcceptBlock {
   std::int64_t max_sequences_;
   std::int64_t max_path_;
   DeviceTensor block_;
-  std::vector<std::int32_t> host_;
 };
+
+// How many sequences a control block has room for, and how many nodes of each.
+struct BlockRoom {
+  std::int64_t max_sequences = 0;
+  std::int64_t max_nodes = 0;  // of a tree, or of a path
+};
+
+// The first `num_sequences` trees of a tree block whose words the host has. Error if one has an
+// impossible number of nodes.
+std::vector<DraftTree> read_trees(std::span<const std::int32_t> words, const BlockRoom& room,
+                                  std::int64_t num_sequences);
+// The first `num_sequences` paths of an accept block, without `choices`. Error if one has an
+// impossible length.
+std::vector<AcceptedPath> read_paths(std::span<const std::int32_t> words, const BlockRoom& room,
+                                     std::int64_t num_sequences);
 
 }  // namespace kdtree

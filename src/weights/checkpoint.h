@@ -10,6 +10,7 @@
 
 #include "config/model_config.h"
 #include "core/tensor_view.h"
+#include "kernels/random_fill.h"
 
 namespace kdtree {
 
@@ -22,6 +23,7 @@ struct StoredTensor {
   std::int64_t file_offset = 0;  // of its first byte
   std::int64_t bytes = 0;
   std::optional<std::uint64_t> checksum;  // XXH3-64 of its bytes, where the container has one
+  std::optional<RandomFill> random;       // drawn by this rule: `file` holds no bytes of it
 };
 
 // Tensors under canonical names: the target's as "model.layers.0...." and "lm_head.weight" without

@@ -112,6 +112,7 @@ class PlanRunner {
       bytes += region.device_bytes();
     }
     Progress progress(label, bytes);
+    draw_random(backend, progress);
     queue_.run(
         num_threads_, [this] { work(); }, backend,
         [&progress](std::int64_t done) { progress.add(done); });
@@ -119,6 +120,24 @@ class PlanRunner {
   }
 
  private:
+  // Drawn in place, by the device; only what has to be read is left in the plan.
+  void draw_random(Backend& backend, Progress& progress) {
+    for (const LoadRegion& region : plan_.regions) {
+      if (region.values->random) {
+        backend.fill_random(*region.values->random,
+                            {.first_row = region.rows.begin,
+                             .first_column = region.columns.begin,
+                             .total_columns = region.total_columns},
+                            TensorView(device_ + region.device_offset, region.output,
+                                       Shape{region.rows.size(), region.columns.size()}));
+        backend.synchronize();
+        progress.add(region.device_bytes());
+      }
+    }
+    std::erase_if(plan_.regions,
+                  [](const LoadRegion& region) { return region.values->random.has_value(); });
+  }
+
   void work() {
     const std::size_t num_regions = plan_.regions.size();
     const std::size_t num_checksums = plan_.checksum_only.size();

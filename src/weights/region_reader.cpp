@@ -31,7 +31,7 @@ FileSet::FileSet(const LoadPlan& plan) {
 }
 
 void FileSet::open(const StoredTensor* tensor) {
-  if (tensor != nullptr && !files_.contains(tensor->file)) {
+  if (tensor != nullptr && !tensor->random && !files_.contains(tensor->file)) {
     files_.emplace(tensor->file, std::make_unique<InputFile>(tensor->file));
   }
 }

@@ -17,6 +17,7 @@ void expect_equal(const std::vector<Result>& a, const std::vector<Result>& b) {
     EXPECT_EQ(a[i].output_ids, b[i].output_ids) << i;
     EXPECT_EQ(a[i].acceptance_lengths, b[i].acceptance_lengths) << i;
     EXPECT_EQ(a[i].stop_reason, b[i].stop_reason) << i;
+    EXPECT_EQ(a[i].near_ties, b[i].near_ties) << i;
     EXPECT_EQ(a[i].top_logits, b[i].top_logits) << i;
     ASSERT_EQ(a[i].steps.size(), b[i].steps.size()) << i;
     for (std::size_t step = 0; step < a[i].steps.size(); ++step) {
@@ -57,6 +58,32 @@ TEST(EngineReuse, ASecondGenerationEqualsTheFirstAndAFreshEngines) {
       const std::vector<Result> third = run_engine(*fresh, random.requests);
       expect_equal(first, second);
       expect_equal(first, third);
+    }
+  }
+}
+
+// Steps that run ahead of the host change nothing of what comes out, whichever sequences end when.
+TEST(EngineReuse, StepsAheadOfTheHostGiveTheSame) {
+  for (std::uint64_t seed = 920; seed < 926; ++seed) {
+    const RandomCase random = random_case(seed, world().size());
+    const SharedBundle bundle(random.recipe);
+    const TestModel model({.target = bundle.path(), .exchange = random.engine.exchange});
+    for (const Mode mode : {Mode::kPlain, Mode::kChain, Mode::kTree}) {
+      for (const std::int64_t batch_size : {1, 3}) {
+        SCOPED_TRACE(testing::Message()
+                     << "seed " << seed << " " << mode_name(mode) << " batch " << batch_size);
+        EngineOptions options{.mode = mode,
+                              .tree_budget = random.engine.tree_budget,
+                              .batch_size = batch_size,
+                              .max_top_logits = 3,
+                              .steps_ahead = 0};
+        const std::unique_ptr<Engine> engine = model.make_engine(options, random.requests);
+        const std::vector<Result> want = run_engine(*engine, random.requests);
+        options.steps_ahead = 1;
+        const std::unique_ptr<Engine> ahead = model.make_engine(options, random.requests);
+        expect_equal(run_engine(*ahead, random.requests), want);
+        expect_equal(run_engine(*ahead, random.requests), want);
+      }
     }
   }
 }

@@ -159,6 +159,9 @@ RandomCase random_case(std::uint64_t seed, int num_ranks) {
   random.engine.tree_budget = dice.one_in(3) ? dice.between(1, 8) : dice.between(9, 64);
   random.engine.batch_size = dice.between(1, 4);
   random.engine.exchange = dice.pick({ExchangeKind::kAllReduce, ExchangeKind::kAllToAll});
+  // How the step runs must change nothing; by the seed, so that the other choices stay as they are.
+  random.engine.fixed_counts = seed % 2 == 1;
+  random.engine.steps_ahead = static_cast<std::int64_t>(seed / 2 % 2);
   if (dice.one_in(3)) {
     random.engine.max_context = longest_prompt(random.requests) + dice.between(1, 8);
   }
@@ -168,10 +171,13 @@ RandomCase random_case(std::uint64_t seed, int num_ranks) {
 std::string describe(const RandomCase& random) {
   std::string text = to_json(random.recipe.target).dump() + to_json(*random.recipe.drafter).dump();
   text += fmt::format(
-      " group {} all {} scales {} weights {} round {} budget {} batch {} context {} {}",
+      " group {} all {} scales {} weights {} round {} budget {} batch {} context {} {} fixed {} "
+      "ahead "
+      "{}",
       random.recipe.group_size, random.recipe.quantize_all, dtype_name(random.recipe.scale_dtype),
       dtype_name(random.recipe.weight_dtype), random.round_to_bfloat16, random.engine.tree_budget,
-      random.engine.batch_size, random.engine.max_context, exchange_name(random.engine.exchange));
+      random.engine.batch_size, random.engine.max_context, exchange_name(random.engine.exchange),
+      random.engine.fixed_counts, random.engine.steps_ahead);
   return text;
 }
 

@@ -1,6 +1,10 @@
 // Which prompt runs where, when a sequence stops and why, and in which order results come.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
+#include "engine/near_tie.h"
 #include "engine/scheduler.h"
 
 namespace kdtree {
@@ -8,6 +12,8 @@ namespace kdtree {
 namespace {
 
 using Ids = std::vector<std::int32_t>;
+
+constexpr ChoiceLogits kClear = {.best = 1, .second = -1};
 
 class EngineScheduler : public testing::Test {
  protected:
@@ -37,13 +43,14 @@ class EngineScheduler : public testing::Test {
   static bool advance(Scheduler& scheduler, std::int32_t slot, const Ids& tokens,
                       std::int32_t bonus) {
     DraftTree tree{{0}, {-1}, {0}};
-    AcceptedPath accepted{.nodes = {0}, .bonus_token = bonus};
+    AcceptedPath accepted{.nodes = {0}, .bonus_token = bonus, .choices = {kClear}};
     for (const std::int32_t token : tokens) {
       const auto node = static_cast<std::int32_t>(tree.num_nodes());
       tree.token_ids.push_back(token);
       tree.parents.push_back(node - 1);
       tree.depths.push_back(node);
       accepted.nodes.push_back(node);
+      accepted.choices.push_back(kClear);
     }
     return scheduler.advance_sequence(slot, tree, accepted);
   }
@@ -65,16 +72,16 @@ TEST_F(EngineScheduler, FreeSlotsAreFilledBeforeDecoding) {
   }
   Scheduler scheduler = make({.num_slots = 2, .max_context = kWide, .eos_token_ids = {}});
   expect_prefill(scheduler, 0, 0);
-  EXPECT_FALSE(scheduler.start_sequence(0, 5, {}));
+  EXPECT_FALSE(scheduler.start_sequence(0, 5, kClear, {}));
   expect_prefill(scheduler, 1, 1);
-  EXPECT_FALSE(scheduler.start_sequence(1, 6, {}));
+  EXPECT_FALSE(scheduler.start_sequence(1, 6, kClear, {}));
   EXPECT_EQ(next(scheduler), NextAction::kDecode);
   EXPECT_FALSE(results_.size() > 0);
   EXPECT_TRUE(advance(scheduler, 1, {}, 7));
   // Slot 1 is free again; the result of request 1 waits for that of request 0.
   expect_prefill(scheduler, 2, 1);
   EXPECT_TRUE(results_.empty());
-  EXPECT_FALSE(scheduler.start_sequence(1, 8, {}));
+  EXPECT_FALSE(scheduler.start_sequence(1, 8, kClear, {}));
   EXPECT_TRUE(advance(scheduler, 0, {}, 9));
   EXPECT_TRUE(advance(scheduler, 1, {}, 10));
   EXPECT_EQ(next(scheduler), NextAction::kStop);
@@ -92,7 +99,7 @@ TEST_F(EngineScheduler, OneTokenEndsWithThePrompt) {
   add_request(2, 1);
   Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});
   expect_prefill(scheduler, 0, 0);
-  EXPECT_TRUE(scheduler.start_sequence(0, 5, {{5, 1.5F}}));
+  EXPECT_TRUE(scheduler.start_sequence(0, 5, kClear, {{5, 1.5F}}));
   EXPECT_EQ(next(scheduler), NextAction::kStop);
   ASSERT_EQ(results_.size(), 1U);
   EXPECT_EQ(results_[0].output_ids, Ids{5});
@@ -176,7 +183,7 @@ TEST_F(EngineScheduler, SequencesEndWhereTheyShould) {
     Scheduler scheduler =
         make({.num_slots = 1, .max_context = end.max_context, .eos_token_ids = {1, 2}});
     expect_prefill(scheduler, 0, 0);
-    EXPECT_FALSE(scheduler.start_sequence(0, 10, {}));
+    EXPECT_FALSE(scheduler.start_sequence(0, 10, kClear, {}));
     EXPECT_EQ(advance(scheduler, 0, end.accepted, end.bonus), end.finished);
     EXPECT_EQ(next(scheduler), end.finished ? NextAction::kStop : NextAction::kDecode);
     ASSERT_EQ(results_.size(), end.finished ? 1U : 0U);
@@ -195,9 +202,9 @@ TEST_F(EngineScheduler, AnEndTokenAsTheFirstTokenEndsTheSequence) {
   add_request(1, 5, /*ignore_eos=*/true);
   Scheduler scheduler = make({.num_slots = 2, .max_context = kWide, .eos_token_ids = {7}});
   expect_prefill(scheduler, 0, 0);
-  EXPECT_TRUE(scheduler.start_sequence(0, 7, {}));
+  EXPECT_TRUE(scheduler.start_sequence(0, 7, kClear, {}));
   expect_prefill(scheduler, 1, 0);
-  EXPECT_FALSE(scheduler.start_sequence(0, 7, {}));
+  EXPECT_FALSE(scheduler.start_sequence(0, 7, kClear, {}));
   ASSERT_EQ(results_.size(), 1U);
   EXPECT_EQ(results_[0].stop_reason, StopReason::kEos);
 }
@@ -207,11 +214,13 @@ TEST_F(EngineScheduler, StepsAreRecordedWhereAskedFor) {
   Scheduler scheduler =
       make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}, .record_steps = true});
   expect_prefill(scheduler, 0, 0);
-  scheduler.start_sequence(0, 10, {});
+  scheduler.start_sequence(0, 10, kClear, {});
   scheduler.record_draft(0, {{{5, -0.5F}}});
   const DraftTree tree{{10, 5, 6, 8}, {-1, 0, 0, 2}, {0, 1, 1, 2}};
-  scheduler.advance_sequence(0, tree, {.nodes = {0, 2, 3}, .bonus_token = 4});
-  scheduler.advance_sequence(0, {{4}, {-1}, {0}}, {.nodes = {0}, .bonus_token = 5});
+  scheduler.advance_sequence(
+      0, tree, {.nodes = {0, 2, 3}, .bonus_token = 4, .choices = {kClear, kClear, kClear}});
+  scheduler.advance_sequence(0, {{4}, {-1}, {0}},
+                             {.nodes = {0}, .bonus_token = 5, .choices = {kClear}});
   while (!advance(scheduler, 0, {1, 1}, 1)) {
   }
   EXPECT_EQ(next(scheduler), NextAction::kStop);
@@ -231,7 +240,7 @@ TEST_F(EngineScheduler, StageTimesAddUpForEverySequenceOfAStep) {
   add_request(1, 3);
   Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});
   expect_prefill(scheduler, 0, 0);
-  scheduler.start_sequence(0, 10, {});
+  scheduler.start_sequence(0, 10, kClear, {});
   const std::int32_t slot = 0;
   scheduler.add_stage_times({&slot, 1}, {1, 2, 3, 4, 5});
   advance(scheduler, 0, {}, 11);
@@ -246,12 +255,55 @@ TEST_F(EngineScheduler, StageTimesAddUpForEverySequenceOfAStep) {
 TEST_F(EngineScheduler, EmptySlotsAndPathsWithoutARootAreErrors) {
   add_request(1, 3);
   Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});
-  EXPECT_THROW(scheduler.start_sequence(0, 1, {}), Error);
+  EXPECT_THROW(scheduler.start_sequence(0, 1, kClear, {}), Error);
   expect_prefill(scheduler, 0, 0);
-  scheduler.start_sequence(0, 10, {});
+  scheduler.start_sequence(0, 10, kClear, {});
   const DraftTree tree{{10, 5}, {-1, 0}, {0, 1}};
-  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.nodes = {}, .bonus_token = 1}), Error);
-  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.nodes = {1}, .bonus_token = 1}), Error);
+  EXPECT_THROW(scheduler.advance_sequence(0, tree, {.nodes = {}, .bonus_token = 1, .choices = {}}),
+               Error);
+  EXPECT_THROW(
+      scheduler.advance_sequence(0, tree, {.nodes = {1}, .bonus_token = 1, .choices = {kClear}}),
+      Error);
+}
+
+// A token is chosen at the node before it; what the limit cuts off is not counted.
+TEST_F(EngineScheduler, NearTiesNameTheOutputTokensChosenByThem) {
+  constexpr ChoiceLogits kClose = {.best = 8, .second = 7.95F};
+  add_request(1, 5);
+  Scheduler scheduler =
+      make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}, .near_tie_share = 0.01});
+  expect_prefill(scheduler, 0, 0);
+  EXPECT_FALSE(scheduler.start_sequence(0, 10, kClose, {}));
+  const DraftTree tree{{10, 5, 6}, {-1, 0, 1}, {0, 1, 2}};
+  EXPECT_FALSE(scheduler.advance_sequence(
+      0, tree, {.nodes = {0, 1, 2}, .bonus_token = 7, .choices = {kClear, kClose, kClear}}));
+  EXPECT_TRUE(
+      scheduler.advance_sequence(0, {{7, 1}, {-1, 0}, {0, 1}},
+                                 {.nodes = {0, 1}, .bonus_token = 9, .choices = {kClose, kClose}}));
+  EXPECT_EQ(next(scheduler), NextAction::kStop);
+  ASSERT_EQ(results_.size(), 1U);
+  EXPECT_EQ(results_[0].output_ids, (Ids{10, 5, 6, 7, 1}));
+  EXPECT_EQ(results_[0].near_ties, (std::vector<std::int64_t>{0, 2, 4}));
+}
+
+TEST(EngineNearTie, TheShareFollowsTheFormat) {
+  // 8 roundings a layer: sqrt(8 * 4 + 1) of them, each u / sqrt(3), over sqrt(2 ln 512).
+  const double roundings = std::sqrt(33.0 / 3);
+  const double spread = std::sqrt(2 * std::log(512.0));
+  EXPECT_DOUBLE_EQ(near_tie_share(DType::kBFloat16, 4, 512),
+                   4 * std::sqrt(2.0) * 0x1p-8 * roundings / spread);
+  EXPECT_DOUBLE_EQ(near_tie_share(DType::kFloat32, 4, 512) * 0x1p16,
+                   near_tie_share(DType::kBFloat16, 4, 512));
+}
+
+TEST(EngineNearTie, DistancesBelowTheShare) {
+  EXPECT_TRUE(is_near_tie({.best = 10, .second = 9.95F}, 0.01));
+  EXPECT_FALSE(is_near_tie({.best = 10, .second = 9.85F}, 0.01));
+  EXPECT_TRUE(is_near_tie({.best = -10, .second = -10.05F}, 0.01));
+  EXPECT_TRUE(is_near_tie({.best = 0, .second = 0}, 0));
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_FALSE(is_near_tie({.best = 1, .second = -infinity}, 0.01));
+  EXPECT_FALSE(is_near_tie({.best = std::numeric_limits<float>::quiet_NaN(), .second = 1}, 0.01));
 }
 
 TEST(EngineNames, StopReasonsAndStages) {

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
-KEYS = ["index", "prompt_ids", "output_ids", "acceptance_lengths", "stop_reason"]
+KEYS = ["index", "prompt_ids", "output_ids", "acceptance_lengths", "near_ties",
+        "stop_reason"]
 STAGES = ["prefill", "draft", "tree_build", "verify", "accept", "commit"]
 METRIC_TYPES = {
     "time_to_first_token_ms": float, "tokens_per_second": float, "total_ms": float,
@@ -85,6 +86,9 @@ def check_line(line: Line, index: int, arguments: argparse.Namespace) -> None:
         require(is_id_list(line[key]), f"{where}: {key} is {line[key]}")
     require(line["prompt_ids"] != [] and line["output_ids"] != [], f"{where}: no tokens")
     require(line["stop_reason"] in ("eos", "length", "context"), f"{where}: {line['stop_reason']}")
+    ties = line["near_ties"]
+    require(is_id_list(ties) and ties == sorted(set(ties)) and
+            all(index < len(line["output_ids"]) for index in ties), f"{where}: near_ties {ties}")
     lengths = line["acceptance_lengths"]
     require(all(length >= 1 for length in lengths), f"{where}: acceptance lengths {lengths}")
     known = 1 + sum(lengths)

@@ -1,5 +1,5 @@
 // The routed experts: what is to be done is listed on the device, ordered by slot, then computed
-// for up to eight rows of an expert at a time, and summed up row by row.
+// for some rows of an expert at a time, and summed up row by row.
 #include <algorithm>
 #include <vector>
 
@@ -34,9 +34,10 @@ constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
 
 // Where the parts of a workspace lie, from its first aligned byte on.
 struct WorkspaceLayout {
-  std::int64_t num_entries = 0;
+  std::int64_t counts = 0;  // of entries, and of large ones by kind
   std::int64_t pair_slots = 0;
   std::int64_t entries = 0;
+  std::int64_t large_entries = 0;
   std::int64_t inner = 0;
   std::int64_t outer = 0;
   std::int64_t bytes = 0;
@@ -47,147 +48,16 @@ struct WorkspaceLayout {
       bytes += aligned_bytes(size);
       return at;
     };
-    num_entries = place(sizeof(std::int32_t));
+    counts = place((1 + kLargeKinds) * static_cast<std::int64_t>(sizeof(std::int32_t)));
     pair_slots = place(num_pairs * static_cast<std::int64_t>(sizeof(std::int32_t)));
     entries = place(num_pairs * static_cast<std::int64_t>(sizeof(ExpertEntry)));
+    large_entries =
+        place(most_large_entries(num_pairs) * static_cast<std::int64_t>(sizeof(LargeExpertEntry)));
     inner = place(num_pairs * intermediate * static_cast<std::int64_t>(sizeof(float)));
     outer = place(num_pairs * hidden * static_cast<std::int64_t>(sizeof(float)));
     bytes += kPieceAlignment;  // the workspace itself need not be aligned
   }
 };
-
-// ---- the work list
-
-constexpr int kListThreads = 1024;
-constexpr int kWarpThreads = 32;
-constexpr unsigned kAllLanes = 0xffffffffU;
-constexpr int kListTile = 2048;  // pairs looked at together
-constexpr std::int64_t kMostSlots = 3072;
-
-struct ListArrays {
-  const std::int32_t* ids;
-  std::int64_t ids_stride;
-  std::int64_t k;
-  std::int64_t num_pairs;
-  const std::int32_t* logical_to_slot;
-  std::int64_t num_experts;
-  std::int32_t num_slots;
-  const SlotMatrices* slots;
-  std::int32_t* num_entries;
-  std::int32_t* pair_slots;  // [num_pairs] slot, or -1
-  ExpertEntry* entries;
-};
-
-// The sum of the values of all threads before this one, and of all.
-__device__ int exclusive_sum(int own, int* warp_sums, int& total) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpThreads;
-  int inclusive = own;
-  for (int offset = 1; offset < kWarpThreads; offset *= 2) {
-    const int below = __shfl_up_sync(kAllLanes, inclusive, offset);
-    inclusive += lane >= offset ? below : 0;
-  }
-  if (lane == kWarpThreads - 1) {
-    warp_sums[warp] = inclusive;
-  }
-  __syncthreads();
-  int before = 0;
-  total = 0;
-  for (int w = 0; w < kListThreads / kWarpThreads; ++w) {
-    before += w < warp ? warp_sums[w] : 0;
-    total += warp_sums[w];
-  }
-  __syncthreads();
-  return before + inclusive - own;
-}
-
-// One block. Entries are ordered by slot, their pairs ascend: the list does not depend on the order
-// in which threads run. Ids and slots that do not exist are left out.
-__global__ void __launch_bounds__(kListThreads) list_experts_kernel(ListArrays arrays) {
-  extern __shared__ std::int32_t slot_memory[];
-  __shared__ int warp_sums[kListThreads / kWarpThreads];
-  __shared__ int4 tile_slots[kListTile / 4];
-  std::int32_t* counts = slot_memory;                      // [num_slots] pairs
-  std::int32_t* first_entry = counts + arrays.num_slots;   // [num_slots]
-  std::int32_t* cursors = first_entry + arrays.num_slots;  // [num_slots] pairs placed
-  const int thread = static_cast<int>(threadIdx.x);
-
-  for (int s = thread; s < arrays.num_slots; s += kListThreads) {
-    counts[s] = 0;
-    cursors[s] = 0;
-  }
-  __syncthreads();
-  for (std::int64_t p = thread; p < arrays.num_pairs; p += kListThreads) {
-    const std::int32_t id = arrays.ids[p / arrays.k * arrays.ids_stride + p % arrays.k];
-    std::int32_t slot = -1;
-    if (id >= 0 && id < arrays.num_experts) {
-      slot = arrays.logical_to_slot[id];
-      slot = slot >= 0 && slot < arrays.num_slots ? slot : -1;
-    }
-    arrays.pair_slots[p] = slot;
-    if (slot >= 0) {
-      atomicAdd(&counts[slot], 1);
-    }
-  }
-  __syncthreads();
-
-  int num_entries = 0;
-  for (int base = 0; base < arrays.num_slots; base += kListThreads) {
-    const int s = base + thread;
-    const int own = s < arrays.num_slots ? (counts[s] + kEntryPairs - 1) / kEntryPairs : 0;
-    int total = 0;
-    const int before = num_entries + exclusive_sum(own, warp_sums, total);
-    if (s < arrays.num_slots) {
-      first_entry[s] = before;
-      const SlotMatrices& matrices = arrays.slots[s];
-      for (int e = 0; e < own; ++e) {
-        ExpertEntry& entry = arrays.entries[before + e];
-        entry.codes[0] = static_cast<const std::byte*>(matrices.gate.data);
-        entry.codes[1] = static_cast<const std::byte*>(matrices.up.data);
-        entry.codes[2] = static_cast<const std::byte*>(matrices.down.data);
-        entry.scales[0] = static_cast<const std::byte*>(matrices.gate.scales);
-        entry.scales[1] = static_cast<const std::byte*>(matrices.up.scales);
-        entry.scales[2] = static_cast<const std::byte*>(matrices.down.scales);
-        entry.slot = s;
-        entry.count = min(kEntryPairs, counts[s] - e * kEntryPairs);
-      }
-    }
-    num_entries += total;
-  }
-  if (thread == 0) {
-    *arrays.num_entries = num_entries;
-  }
-
-  // Every slot in use looks for its pairs among all, in their order.
-  for (std::int64_t base = 0; base < arrays.num_pairs; base += kListTile) {
-    __syncthreads();
-    for (int i = thread; i < kListTile; i += kListThreads) {
-      const std::int64_t p = base + i;
-      reinterpret_cast<std::int32_t*>(tile_slots)[i] =
-          p < arrays.num_pairs ? arrays.pair_slots[p] : -1;
-    }
-    __syncthreads();
-    const auto in_tile = static_cast<int>(min(std::int64_t{kListTile}, arrays.num_pairs - base));
-    for (int s = thread; s < arrays.num_slots; s += kListThreads) {
-      int placed = cursors[s];
-      const int count = counts[s];
-      ExpertEntry* entries = arrays.entries + first_entry[s];
-      for (int i = 0; i < in_tile && placed < count; i += 4) {
-        const int4 four = tile_slots[i / 4];
-        const int slots[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (slots[j] == s) {
-            entries[placed / kEntryPairs].pairs[placed % kEntryPairs] =
-                static_cast<std::int32_t>(base) + i + j;
-            ++placed;
-          }
-        }
-      }
-      cursors[s] = placed;
-    }
-  }
-}
 
 // ---- the sum over a row's experts
 
@@ -227,8 +97,8 @@ std::unique_ptr<ExpertSet> CudaBackend::make_expert_set(const ExpertWeights& wei
         weights.down.size());
   auto set = std::make_unique<CudaExpertSet>();
   set->num_slots = static_cast<std::int64_t>(weights.gate.size());
-  check(set->num_slots <= kMostSlots, "{} experts on a rank, at most {} are supported",
-        set->num_slots, kMostSlots);
+  check(set->num_slots <= kMostListSlots, "{} experts on a rank, at most {} are supported",
+        set->num_slots, kMostListSlots);
   if (weights.gate.empty()) {
     return set;
   }
@@ -275,7 +145,7 @@ void CudaBackend::experts(const ExpertsParams& params) {
   check(set.num_slots == 0 || set.hidden == hidden, "experts of hidden size {}, x has {}",
         set.hidden, hidden);
   const std::int64_t num_pairs = rows * k;
-  check(num_pairs <= 0x7fffffff - kListTile, "{} rows with {} experts each", rows, k);
+  check(num_pairs <= kMostListPairs, "{} rows with {} experts each", rows, k);
   const WorkspaceLayout layout(num_pairs, hidden, set.intermediate);
   check(params.workspace.bytes() >= layout.bytes,
         "the experts' workspace has {} bytes, {} are needed", params.workspace.bytes(),
@@ -285,34 +155,36 @@ void CudaBackend::experts(const ExpertsParams& params) {
   }
   auto* base = reinterpret_cast<std::byte*>(aligned_bytes(
       static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(params.workspace.raw()))));
-  auto* num_entries = reinterpret_cast<std::int32_t*>(base + layout.num_entries);
+  auto* counts = reinterpret_cast<std::int32_t*>(base + layout.counts);
   auto* pair_slots = reinterpret_cast<std::int32_t*>(base + layout.pair_slots);
   auto* entries = reinterpret_cast<ExpertEntry*>(base + layout.entries);
+
+  const bool x_aligned = reinterpret_cast<std::uintptr_t>(params.x.raw()) % 16 == 0 &&
+                         params.x.row_stride() * dtype_bytes(activation_dtype()) % 16 == 0;
+  const bool int4 =
+      !is_float32() && set.all_packed && x_aligned && int4_experts_fit(hidden, set.intermediate);
 
   // Experts without width add nothing: as if there were none.
   const std::int64_t num_slots = set.intermediate == 0 ? 0 : set.num_slots;
   const auto* slots = static_cast<const SlotMatrices*>(set.slots.data());
-  const ListArrays list = {
-      .ids = params.expert_ids.data<std::int32_t>(),
-      .ids_stride = params.expert_ids.row_stride(),
-      .k = k,
-      .num_pairs = num_pairs,
-      .logical_to_slot = logical_to_slot,
-      .num_experts = num_experts,
-      .num_slots = static_cast<std::int32_t>(num_slots),
-      .slots = slots,
-      .num_entries = num_entries,
-      .pair_slots = pair_slots,
-      .entries = entries,
-  };
-  const auto list_bytes = static_cast<std::size_t>(num_slots) * 3 * sizeof(std::int32_t);
-  list_experts_kernel<<<1, kListThreads, list_bytes, cuda_stream()>>>(list);
-  check_launch("experts, work list");
+  list_experts({.ids = params.expert_ids.data<std::int32_t>(),
+                .ids_stride = params.expert_ids.row_stride(),
+                .k = k,
+                .num_pairs = num_pairs,
+                .logical_to_slot = logical_to_slot,
+                .num_experts = num_experts,
+                .num_slots = static_cast<std::int32_t>(num_slots),
+                .slots = slots,
+                .pair_slots = pair_slots,
+                .num_entries = counts,
+                .entries = entries,
+                .num_large_entries = counts + 1},
+               cuda_stream());
 
   if (num_slots > 0 && num_pairs > 0) {
     const ExpertsWork work = {
         .slots = slots,
-        .num_entries = num_entries,
+        .num_entries = counts,
         .entries = entries,
         .num_pairs = num_pairs,
         .k = k,
@@ -323,10 +195,7 @@ void CudaBackend::experts(const ExpertsParams& params) {
         .inner = base + layout.inner,
         .outer = reinterpret_cast<float*>(base + layout.outer),
     };
-    const bool x_aligned = reinterpret_cast<std::uintptr_t>(work.x) % 16 == 0 &&
-                           work.x_stride * dtype_bytes(activation_dtype()) % 16 == 0;
-    if (!is_float32() && set.all_packed && x_aligned &&
-        int4_experts_fit(hidden, set.intermediate)) {
+    if (int4) {
       run_int4_experts(work, properties(), cuda_stream());
     } else {
       run_generic_experts(work, activation_dtype(), properties().multiProcessorCount,

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/cuda_call.h"
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/experts_int4.cuh"
 #include "kernels/cuda/experts_work.h"
 
 namespace kdtree {
@@ -21,11 +22,6 @@ constexpr int kWarpThreads = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpThreads;
 constexpr unsigned kAllLanes = 0xffffffffU;
-constexpr int kUnitCodeBytes = 512;
-constexpr int kUnitScaleBytes = 64;
-// Shared memory that a block may have: H200 and sm_120.
-constexpr int kLargeSharedMemory = 227 * 1024;
-constexpr int kSmallSharedMemory = 99 * 1024;
 
 struct Int4Layer {
   const std::int32_t* num_entries;
@@ -72,25 +68,6 @@ __device__ uint2 load_shared2(std::uint32_t address) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
-}
-
-__device__ void multiply_accumulate(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                    std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
-      "{%0,%1,%2,%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// The two codes at bits 0 and 16 as bf16 integers, minus 8: 0x43 in front of a code is 128 + code,
-// and 136 = 0x4308 is subtracted exactly.
-__device__ std::uint32_t code_pair(std::uint32_t word) {
-  std::uint32_t biased;
-  asm("lop3.b32 %0,%1,%2,%3,0xEA;" : "=r"(biased) : "r"(word), "r"(0x000f000fU), "r"(0x43004300U));
-  const std::uint32_t offset = 0x43084308U;
-  const __nv_bfloat162 difference = __hsub2(reinterpret_cast<const __nv_bfloat162&>(biased),
-                                            reinterpret_cast<const __nv_bfloat162&>(offset));
-  return reinterpret_cast<const std::uint32_t&>(difference);
 }
 
 __device__ void init_barrier(std::uint32_t barrier) {
@@ -322,8 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1) int4_experts_kernel(Int4Layer lay
         }
         const std::int64_t at = target * layer.out_features + tile * kInt4TileRows + row;
         if constexpr (kGateUp) {
-          const float gate = totals[0];
-          layer.inner[at] = __float2bfloat16_rn(gate / (1.0F + expf(-gate)) * totals[1]);
+          layer.inner[at] = __float2bfloat16_rn(gated(totals[0], totals[1]));
         } else {
           layer.outer[at] = totals[0];
         }

@@ -26,6 +26,10 @@ const CudaExpertSet& cuda_set(const ExpertSet* experts) {
   return *set;
 }
 
+// With so few rows, an expert that is chosen by more than kEntryPairs of them is rare and has two
+// entries: launches for large entries would cost more than they save.
+constexpr std::int64_t kRowsWithoutLargeEntries = 16;
+
 constexpr std::int64_t kPieceAlignment = 256;
 
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
@@ -163,6 +167,9 @@ void CudaBackend::experts(const ExpertsParams& params) {
                          params.x.row_stride() * dtype_bytes(activation_dtype()) % 16 == 0;
   const bool int4 =
       !is_float32() && set.all_packed && x_aligned && int4_experts_fit(hidden, set.intermediate);
+  auto* large_entries = int4 && rows > kRowsWithoutLargeEntries
+                            ? reinterpret_cast<LargeExpertEntry*>(base + layout.large_entries)
+                            : nullptr;
 
   // Experts without width add nothing: as if there were none.
   const std::int64_t num_slots = set.intermediate == 0 ? 0 : set.num_slots;
@@ -178,7 +185,8 @@ void CudaBackend::experts(const ExpertsParams& params) {
                 .pair_slots = pair_slots,
                 .num_entries = counts,
                 .entries = entries,
-                .num_large_entries = counts + 1},
+                .num_large_entries = counts + 1,
+                .large_entries = large_entries},
                cuda_stream());
 
   if (num_slots > 0 && num_pairs > 0) {
@@ -186,6 +194,8 @@ void CudaBackend::experts(const ExpertsParams& params) {
         .slots = slots,
         .num_entries = counts,
         .entries = entries,
+        .num_large_entries = counts + 1,
+        .large_entries = large_entries,
         .num_pairs = num_pairs,
         .k = k,
         .x = params.x.raw(),

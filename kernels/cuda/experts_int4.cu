@@ -390,12 +390,18 @@ void run_int4_experts(const ExpertsWork& work, const cudaDeviceProp& device, cud
   gate_up.input_stride = work.x_stride;
   gate_up.pairs_per_row = static_cast<std::int32_t>(work.k);
   launch_layer<true>(gate_up, int4_slices(work.hidden).slice_units, device, stream);
+  if (work.large_entries != nullptr) {
+    run_large_int4_experts(work, true, device, stream);
+  }
 
   Int4Layer down = layer(work.intermediate, work.hidden);
   down.input = inner;
   down.input_stride = work.intermediate;
   down.pairs_per_row = 1;
   launch_layer<false>(down, int4_slices(work.intermediate).slice_units, device, stream);
+  if (work.large_entries != nullptr) {
+    run_large_int4_experts(work, false, device, stream);
+  }
 }
 
 }  // namespace kdtree

@@ -92,4 +92,8 @@ void run_generic_experts(const ExpertsWork& work, DType activation_dtype, int nu
 bool int4_experts_fit(std::int64_t hidden, std::int64_t intermediate);
 void run_int4_experts(const ExpertsWork& work, const cudaDeviceProp& device, cudaStream_t stream);
 
+// Gate and up, or down, of the large entries; run_int4_experts calls it. The same bits.
+void run_large_int4_experts(const ExpertsWork& work, bool gate_up, const cudaDeviceProp& device,
+                            cudaStream_t stream);
+
 }  // namespace kdtree

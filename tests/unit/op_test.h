@@ -16,12 +16,22 @@
 #include "core/check.h"
 #include "kernels/backend.h"
 #include "tests/unit/op_compare.h"
+#include "tests/unit/op_twice.h"
 
 namespace kdtree::ops_test {
 
+// Sizes around the borders of tiles, and the longest there are.
+inline constexpr std::int64_t kRowCounts[] = {1,  2,  7,  8,  9,  16,  17, 31,
+                                              32, 33, 63, 64, 65, 128, 512};
+inline constexpr std::int64_t kMostRows = 512;
+inline constexpr std::int32_t kPrefixLengths[] = {0, 1, 31, 32, 33, 255, 256, 257, 8191};
+
+// Rows of a call of kMostRows that are compared with a slow reference; the bits of the others
+// follow from those of shorter calls.
+inline const std::vector<std::int64_t> kSampledRows = {0, 1, 31, 32, 64, 129, 300, 511};
+
 // A tensor on a backend's device between two guards; rows may lie apart, with guard bytes in the
-// gaps. Elements that nobody writes keep the guard's pattern, which is a large negative number in
-// every type.
+// gaps. What nobody has written yet is NaN, in an integer tensor a large negative number.
 class GuardedTensor {
  public:
   GuardedTensor(Backend& backend, DType dtype, const Shape& shape, std::int64_t row_stride = 0)
@@ -34,6 +44,10 @@ class GuardedTensor {
             static_cast<std::size_t>(2 * kGuardBytes + num_rows_ * row_stride_ * element_bytes()),
             kGuard),
         buffer_(backend.allocate(static_cast<std::int64_t>(image_.size()))) {
+    const bool integers = dtype == DType::kInt32 || dtype == DType::kInt64;
+    for (std::int64_t r = 0; r < num_rows_; ++r) {
+      std::memset(row(r), integers ? static_cast<int>(kGuard) : kNanByte, row_bytes());
+    }
     push();
   }
 
@@ -72,6 +86,7 @@ class GuardedTensor {
  private:
   static constexpr std::int64_t kGuardBytes = 256;  // keeps the alignment that allocate() promises
   static constexpr std::byte kGuard{0xC7};
+  static constexpr int kNanByte = 0xFF;  // of all bytes: NaN in float32 and in bf16
 
   std::int64_t element_bytes() const { return dtype_bytes(dtype_); }
   std::size_t row_bytes() const {
@@ -140,6 +155,17 @@ inline GuardedTensor make_indices(Backend& backend, const std::vector<std::int32
   return make_tensor(backend, Shape{static_cast<std::int64_t>(values.size())}, values);
 }
 
+// The chosen rows of a dense [rows, cols], one after the other.
+template <class T>
+std::vector<T> choose_rows(const std::vector<T>& values, const std::vector<std::int64_t>& rows,
+                           std::int64_t cols) {
+  std::vector<T> chosen;
+  for (const std::int64_t row : rows) {
+    chosen.insert(chosen.end(), values.begin() + row * cols, values.begin() + (row + 1) * cols);
+  }
+  return chosen;
+}
+
 // The backend of an instance: "cpu", "cuda", and "cuda_bf16" with bf16 activations.
 inline std::unique_ptr<Backend> make_test_backend(const std::string& instance, int num_threads) {
   const bool narrow = instance.ends_with("_bf16");
@@ -154,13 +180,16 @@ class OpTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     try {
-      backend_ = make_test_backend(GetParam(), 1);
+      backend_ = std::make_unique<TwiceBackend>(make_test_backend(GetParam(), 1));
     } catch (const InputError& error) {
       GTEST_SKIP() << error.what();
     }
   }
 
+  // All ops of this one run twice and must give the same bits.
   Backend& backend() { return *backend_; }
+  // The same backend, for calls that are compared with another one anyway.
+  Backend& once() { return backend_->once(); }
   DType activation() const { return backend_->activation_dtype(); }
 
   // Random values that an activation tensor holds exactly.
@@ -209,20 +238,31 @@ class OpTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
- private:
-  std::unique_ptr<Backend> backend_;
-};
-
-// The chosen rows of a dense [rows, cols], one after the other.
-template <class T>
-std::vector<T> choose_rows(const std::vector<T>& values, const std::vector<std::int64_t>& rows,
-                           std::int64_t cols) {
-  std::vector<T> chosen;
-  for (const std::int64_t row : rows) {
-    chosen.insert(chosen.end(), values.begin() + row * cols, values.begin() + (row + 1) * cols);
+  // Calls `run` as above with every number of rows. A row must have the same bits in all calls, and
+  // the 64 last ones alone as well. Returns the rows of the longest call.
+  template <class T>
+  std::vector<T> expect_rows_of_any_call(
+      const std::function<std::vector<T>(Backend&, const std::vector<std::int64_t>&)>& run) {
+    std::vector<std::int64_t> all(static_cast<std::size_t>(kMostRows));
+    std::iota(all.begin(), all.end(), 0);
+    const std::vector<T> want = run(backend(), all);
+    const auto cols = static_cast<std::int64_t>(want.size()) / kMostRows;
+    EXPECT_GT(cols, 0);
+    for (const std::int64_t count : kRowCounts) {
+      const std::vector<std::int64_t> last(all.end() - count, all.end());
+      expect_same_bits(run(once(), last), choose_rows(want, last, cols),
+                       std::to_string(count) + " rows");
+    }
+    for (std::int64_t row = kMostRows - 64; row < kMostRows; ++row) {
+      expect_same_bits(run(once(), {row}), row_of(want, row, cols),
+                       "row " + std::to_string(row) + " alone");
+    }
+    return want;
   }
-  return chosen;
-}
+
+ private:
+  std::unique_ptr<TwiceBackend> backend_;
+};
 
 // Instances of a suite of OpTests for all backends.
 #define KDTREE_TEST_ALL_BACKENDS(suite)                                                    \

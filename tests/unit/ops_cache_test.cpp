@@ -31,6 +31,29 @@ TEST_P(CacheWriteTest, WritesBehindThePrefixAndNowhereElse) {
   }
 }
 
+TEST_P(CacheWriteTest, AnyNumberOfRowsAndPrefix) {
+  Random random(6);
+  constexpr std::int64_t kWidth = 3;
+  constexpr std::int64_t kCapacity = 8191 + kMostRows;
+  const auto before = activations(random, 2 * kCapacity * kWidth);
+  const auto values = activations(random, kMostRows * kWidth);
+  for (const std::int64_t count : kRowCounts) {
+    const std::vector<float> rows(values.begin(), values.begin() + count * kWidth);
+    auto source = input({count, kWidth}, rows);
+    for (const std::int32_t prefix : kPrefixLengths) {
+      auto cache = input({2, kCapacity, kWidth}, before);
+      const DeviceBatch batch(backend(), {{.slot = 1, .prefix = prefix, .parents = chain(count)}},
+                              false);
+      backend().cache_write(
+          {.values = source.view(), .cache = cache.view(), .batch = batch.view()});
+      std::vector<float> want = before;
+      std::copy(rows.begin(), rows.end(), want.begin() + (kCapacity + prefix) * kWidth);
+      expect_same_bits(read_floats(cache), want,
+                       std::to_string(count) + " rows behind " + std::to_string(prefix));
+    }
+  }
+}
+
 TEST_P(CacheWriteTest, NoRowsAndMalformedShapes) {
   Random random(2);
   const auto before = activations(random, 40);
@@ -67,7 +90,8 @@ class CompactTest : public OpTest {
   static constexpr std::int64_t kCapacity = 100;
   static constexpr std::int64_t kMaxPath = 20;
 
-  void compact(GuardedTensor& cache, const std::vector<Sequence>& sequences) {
+  void compact(GuardedTensor& cache, const std::vector<Sequence>& sequences,
+               std::int64_t max_path = kMaxPath) {
     std::vector<std::int32_t> slots;
     std::vector<std::int32_t> prefixes;
     std::vector<std::int32_t> lengths;
@@ -77,13 +101,14 @@ class CompactTest : public OpTest {
       prefixes.push_back(sequence.prefix);
       lengths.push_back(static_cast<std::int32_t>(sequence.path.size()));
       padded.insert(padded.end(), sequence.path.begin(), sequence.path.end());
-      padded.resize(slots.size() * kMaxPath, -7);  // behind a path may stand anything
+      padded.resize(slots.size() * static_cast<std::size_t>(max_path),
+                    -7);  // behind a path may stand anything
     }
     auto slot = make_indices(backend(), slots);
     auto prefix = make_indices(backend(), prefixes);
     auto length = make_indices(backend(), lengths);
     auto paths =
-        make_tensor(backend(), {static_cast<std::int64_t>(slots.size()), kMaxPath}, padded);
+        make_tensor(backend(), {static_cast<std::int64_t>(slots.size()), max_path}, padded);
     backend().compact({.cache = cache.view(),
                        .slots = slot.view(),
                        .prefix_lengths = prefix.view(),
@@ -129,6 +154,32 @@ TEST_P(CompactTest, EqualsACopyThroughOtherMemory) {
       }
     }
     expect_same_bits(read_floats(cache), want, "compact");
+  }
+}
+
+// Every second node of long trees.
+TEST_P(CompactTest, LongPaths) {
+  Random random(7);
+  constexpr std::int64_t kWidth = 3;
+  constexpr std::int64_t kRows = 8191 + 2 * kMostRows;
+  const auto before = activations(random, 2 * kRows * kWidth);
+  for (const std::int64_t length : kRowCounts) {
+    Sequence sequence = {.slot = 1, .prefix = 0, .path = {}};
+    for (std::int32_t i = 0; i < length; ++i) {
+      sequence.path.push_back(2 * i);
+    }
+    for (const std::int32_t prefix : kPrefixLengths) {
+      sequence.prefix = prefix;
+      auto cache = input({2, kRows, kWidth}, before);
+      compact(cache, {sequence}, kMostRows);
+      std::vector<float> want = before;
+      const std::int64_t first = kRows + prefix;
+      for (std::int64_t i = 0; i < length; ++i) {
+        std::copy_n(before.begin() + (first + 2 * i) * kWidth, kWidth,
+                    want.begin() + (first + i) * kWidth);
+      }
+      expect_same_bits(read_floats(cache), want, "a path of " + std::to_string(length));
+    }
   }
 }
 

@@ -184,6 +184,34 @@ TEST_P(LinearTest, RowsAreIndependent) {
   }
 }
 
+// Few and many rows, on shapes that a backend may keep in an order of its own as well.
+TEST_P(LinearTest, RowsOfAnyCall) {
+  Random random(9);
+  constexpr std::int64_t kOut = 48;
+  const auto num_sampled = static_cast<std::int64_t>(kSampledRows.size());
+  for (const WeightKind& kind : all_weight_kinds()) {
+    const std::int64_t in = kind.group_size == 0 ? 301 : 512;
+    const RandomWeight w(backend(), kind, kOut, in, random);
+    const auto values = activations(random, kMostRows * in);
+    for (const DType y_dtype : {activation(), DType::kFloat32}) {
+      const auto got = expect_rows_of_any_call<float>(
+          [&](Backend& other, const std::vector<std::int64_t>& rows) {
+            const auto count = static_cast<std::int64_t>(rows.size());
+            auto x = make_floats(other, activation(), {count, in}, choose_rows(values, rows, in));
+            GuardedTensor y(other, y_dtype, {count, kOut});
+            other.linear(w.view(), x.view(), y.view());
+            return read_floats(y);
+          });
+      expect_within(choose_rows(got, kSampledRows, kOut),
+                    expect_linear(w, choose_rows(values, kSampledRows, in), num_sampled),
+                    kind.name());
+      if (activation() == DType::kFloat32) {
+        break;  // both are the same
+      }
+    }
+  }
+}
+
 TEST_P(LinearTest, MalformedShapesThrow) {
   Random random(8);
   const RandomWeight w(backend(), {WeightFormat::kFloat32}, 4, 8, random);

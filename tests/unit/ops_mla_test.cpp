@@ -70,6 +70,41 @@ TEST_P(RopeTest, RotatesTheHeadsAndNothingElse) {
   }
 }
 
+TEST_P(RopeTest, RowsOfAnyCall) {
+  Random random(10);
+  constexpr std::int64_t kRopeDim = 64;
+  constexpr std::int64_t kHeads = 3;
+  constexpr std::int64_t kWidth = kHeads * kRopeDim;
+  const auto table = random.floats(50 * kRopeDim);
+  const auto values = activations(random, kMostRows * kWidth);
+  const auto where = random.integers(kMostRows, 50);
+  for (const RopeLayout layout : {RopeLayout::kInterleaved, RopeLayout::kHalfSplit}) {
+    const auto got = expect_rows_of_any_call<float>([&](Backend& other,
+                                                        const std::vector<std::int64_t>& rows) {
+      const auto count = static_cast<std::int64_t>(rows.size());
+      auto x = make_floats(other, activation(), {count, kWidth}, choose_rows(values, rows, kWidth));
+      auto cos_sin = make_tensor(other, {50, kRopeDim}, table);
+      auto positions = make_indices(other, choose_rows(where, rows, 1));
+      other.rope({.x = x.view(),
+                  .num_heads = kHeads,
+                  .head_stride = kRopeDim,
+                  .offset = 0,
+                  .positions = positions.view(),
+                  .cos_sin = cos_sin.view(),
+                  .layout = layout});
+      return read_floats(x);
+    });
+    Expected want = {std::vector<double>(values.size()), std::vector<double>(values.size())};
+    for (std::int64_t r = 0; r < kMostRows; ++r) {
+      for (std::int64_t h = 0; h < kHeads; ++h) {
+        rotate(row_of(table, where[static_cast<std::size_t>(r)], kRopeDim), layout,
+               r * kWidth + h * kRopeDim, values, want);
+      }
+    }
+    expect_within(got, want, "rope");
+  }
+}
+
 TEST_P(RopeTest, MalformedShapesThrow) {
   Random random(2);
   auto x = input({1, 8}, activations(random, 8));
@@ -110,16 +145,50 @@ constexpr MlaShape kShapes[] = {
      .v_head_dim = 12,
      .kv_lora_rank = 600},
 };
+// One head of DeepSeek-V3 and Kimi K2.
+constexpr MlaShape kHeadOfDeepSeek = {.num_heads = 1,
+                                      .qk_nope_head_dim = 128,
+                                      .qk_rope_head_dim = 64,
+                                      .v_head_dim = 128,
+                                      .kv_lora_rank = 512};
 constexpr WeightKind kKinds[] = {{WeightFormat::kFloat32}, {WeightFormat::kBFloat16}};
 
 std::int64_t kv_b_rows(const MlaShape& shape) {
   return shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim);
 }
 
-class AbsorbQueryTest : public OpTest {};
+class AbsorbQueryTest : public OpTest {
+ protected:
+  // A sum of n products: n roundings, as in LinearTest. The rotated part is copied.
+  Expected expect_query(const RandomWeight& kv_b, const MlaShape& shape,
+                        const std::vector<float>& q) const {
+    Expected want;
+    const std::int64_t width = shape.num_heads * shape.qk_head_dim();
+    for (std::size_t first_of_row = 0; first_of_row < q.size();
+         first_of_row += static_cast<std::size_t>(width)) {
+      for (std::int64_t h = 0; h < shape.num_heads; ++h) {
+        const float* head = q.data() + first_of_row + h * shape.qk_head_dim();
+        const std::int64_t first = h * (shape.qk_nope_head_dim + shape.v_head_dim);
+        for (std::int64_t c = 0; c < shape.kv_lora_rank; ++c) {
+          double sum = 0;
+          double magnitude = 0;
+          for (std::int64_t n = 0; n < shape.qk_nope_head_dim; ++n) {
+            sum += head[n] * kv_b.at(first + n, c);
+            magnitude += std::abs(head[n] * kv_b.at(first + n, c));
+          }
+          want.add(sum, 1.01 * static_cast<double>(shape.qk_nope_head_dim) * kRound * magnitude +
+                            store_error(sum));
+        }
+        for (std::int64_t c = 0; c < shape.qk_rope_head_dim; ++c) {
+          want.add(head[shape.qk_nope_head_dim + c], 0);
+        }
+      }
+    }
+    return want;
+  }
+};
 KDTREE_TEST_ALL_BACKENDS(AbsorbQueryTest);
 
-// A sum of n products: n roundings, as in LinearTest. The rotated part is copied.
 TEST_P(AbsorbQueryTest, MatchesDoublePrecision) {
   Random random(3);
   for (const MlaShape& shape : kShapes) {
@@ -132,28 +201,7 @@ TEST_P(AbsorbQueryTest, MatchesDoublePrecision) {
         auto query = output({rows, shape.num_heads * shape.latent_dim()},
                             shape.num_heads * shape.latent_dim() + 5);
         backend().absorb_query(kv_b.view(), shape, q.view(), query.view());
-        Expected want;
-        for (std::int64_t r = 0; r < rows; ++r) {
-          for (std::int64_t h = 0; h < shape.num_heads; ++h) {
-            const float* head = values.data() + r * q_width + h * shape.qk_head_dim();
-            const std::int64_t first = h * (shape.qk_nope_head_dim + shape.v_head_dim);
-            for (std::int64_t c = 0; c < shape.kv_lora_rank; ++c) {
-              double sum = 0;
-              double magnitude = 0;
-              for (std::int64_t n = 0; n < shape.qk_nope_head_dim; ++n) {
-                sum += head[n] * kv_b.at(first + n, c);
-                magnitude += std::abs(head[n] * kv_b.at(first + n, c));
-              }
-              want.add(sum,
-                       1.01 * static_cast<double>(shape.qk_nope_head_dim) * kRound * magnitude +
-                           store_error(sum));
-            }
-            for (std::int64_t c = 0; c < shape.qk_rope_head_dim; ++c) {
-              want.add(head[shape.qk_nope_head_dim + c], 0);
-            }
-          }
-        }
-        expect_within(read_floats(query), want, "absorb_query");
+        expect_within(read_floats(query), expect_query(kv_b, shape, values), "absorb_query");
       }
     }
   }
@@ -183,7 +231,57 @@ TEST_P(AbsorbQueryTest, RowsAreIndependent) {
   }
 }
 
-class ExpandValueTest : public OpTest {};
+TEST_P(AbsorbQueryTest, RowsOfAnyCall) {
+  Random random(11);
+  for (const MlaShape& shape : {kShapes[1], kHeadOfDeepSeek}) {
+    for (const WeightKind& kind : kKinds) {
+      const RandomWeight kv_b(backend(), kind, kv_b_rows(shape), shape.kv_lora_rank, random);
+      const std::int64_t width = shape.num_heads * shape.qk_head_dim();
+      const auto values = activations(random, kMostRows * width);
+      const std::int64_t query_width = shape.num_heads * shape.latent_dim();
+      const auto got = expect_rows_of_any_call<float>([&](Backend& other,
+                                                          const std::vector<std::int64_t>& rows) {
+        const auto count = static_cast<std::int64_t>(rows.size());
+        auto q = make_floats(other, activation(), {count, width}, choose_rows(values, rows, width));
+        GuardedTensor query(other, activation(), {count, query_width});
+        other.absorb_query(kv_b.view(), shape, q.view(), query.view());
+        return read_floats(query);
+      });
+      expect_within(choose_rows(got, kSampledRows, query_width),
+                    expect_query(kv_b, shape, choose_rows(values, kSampledRows, width)),
+                    "absorb_query");
+    }
+  }
+}
+
+class ExpandValueTest : public OpTest {
+ protected:
+  // As expect_query.
+  Expected expect_value(const RandomWeight& kv_b, const MlaShape& shape,
+                        const std::vector<float>& o_latent) const {
+    Expected want;
+    const std::int64_t width = shape.num_heads * shape.kv_lora_rank;
+    for (std::size_t first_of_row = 0; first_of_row < o_latent.size();
+         first_of_row += static_cast<std::size_t>(width)) {
+      for (std::int64_t h = 0; h < shape.num_heads; ++h) {
+        const float* latent = o_latent.data() + first_of_row + h * shape.kv_lora_rank;
+        for (std::int64_t v = 0; v < shape.v_head_dim; ++v) {
+          const std::int64_t row =
+              h * (shape.qk_nope_head_dim + shape.v_head_dim) + shape.qk_nope_head_dim + v;
+          double sum = 0;
+          double magnitude = 0;
+          for (std::int64_t c = 0; c < shape.kv_lora_rank; ++c) {
+            sum += latent[c] * kv_b.at(row, c);
+            magnitude += std::abs(latent[c] * kv_b.at(row, c));
+          }
+          want.add(sum, 1.01 * static_cast<double>(shape.kv_lora_rank) * kRound * magnitude +
+                            store_error(sum));
+        }
+      }
+    }
+    return want;
+  }
+};
 KDTREE_TEST_ALL_BACKENDS(ExpandValueTest);
 
 TEST_P(ExpandValueTest, MatchesDoublePrecision) {
@@ -198,25 +296,7 @@ TEST_P(ExpandValueTest, MatchesDoublePrecision) {
         auto out = output({rows, shape.num_heads * shape.v_head_dim},
                           shape.num_heads * shape.v_head_dim + 2);
         backend().expand_value(kv_b.view(), shape, o_latent.view(), out.view());
-        Expected want;
-        for (std::int64_t r = 0; r < rows; ++r) {
-          for (std::int64_t h = 0; h < shape.num_heads; ++h) {
-            const float* latent = values.data() + r * width + h * shape.kv_lora_rank;
-            for (std::int64_t v = 0; v < shape.v_head_dim; ++v) {
-              const std::int64_t row =
-                  h * (shape.qk_nope_head_dim + shape.v_head_dim) + shape.qk_nope_head_dim + v;
-              double sum = 0;
-              double magnitude = 0;
-              for (std::int64_t c = 0; c < shape.kv_lora_rank; ++c) {
-                sum += latent[c] * kv_b.at(row, c);
-                magnitude += std::abs(latent[c] * kv_b.at(row, c));
-              }
-              want.add(sum, 1.01 * static_cast<double>(shape.kv_lora_rank) * kRound * magnitude +
-                                store_error(sum));
-            }
-          }
-        }
-        expect_within(read_floats(out), want, "expand_value");
+        expect_within(read_floats(out), expect_value(kv_b, shape, values), "expand_value");
       }
     }
   }
@@ -244,6 +324,30 @@ TEST_P(ExpandValueTest, RowsAreIndependent) {
       other.expand_value(kv_b.view(), kShape, o_latent.view(), out.view());
       return read_floats(out);
     });
+  }
+}
+
+TEST_P(ExpandValueTest, RowsOfAnyCall) {
+  Random random(12);
+  for (const MlaShape& shape : {kShapes[1], kHeadOfDeepSeek}) {
+    for (const WeightKind& kind : kKinds) {
+      const RandomWeight kv_b(backend(), kind, kv_b_rows(shape), shape.kv_lora_rank, random);
+      const std::int64_t width = shape.num_heads * shape.kv_lora_rank;
+      const auto values = activations(random, kMostRows * width);
+      const std::int64_t out_width = shape.num_heads * shape.v_head_dim;
+      const auto got = expect_rows_of_any_call<float>(
+          [&](Backend& other, const std::vector<std::int64_t>& rows) {
+            const auto count = static_cast<std::int64_t>(rows.size());
+            auto o_latent =
+                make_floats(other, activation(), {count, width}, choose_rows(values, rows, width));
+            GuardedTensor out(other, activation(), {count, out_width});
+            other.expand_value(kv_b.view(), shape, o_latent.view(), out.view());
+            return read_floats(out);
+          });
+      expect_within(choose_rows(got, kSampledRows, out_width),
+                    expect_value(kv_b, shape, choose_rows(values, kSampledRows, width)),
+                    "expand_value");
+    }
   }
 }
 

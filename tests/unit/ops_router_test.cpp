@@ -28,6 +28,18 @@ struct Choice {
   std::vector<float> weights;
 };
 
+// [rows, 2 * k]: a row's ids, then its weights.
+std::vector<float> interleaved(const Choice& choice, std::int64_t k) {
+  std::vector<float> both;
+  for (std::int64_t r = 0; r < static_cast<std::int64_t>(choice.ids.size()) / k; ++r) {
+    const auto ids = row_of(choice.ids, r, k);
+    const auto weights = row_of(choice.weights, r, k);
+    both.insert(both.end(), ids.begin(), ids.end());
+    both.insert(both.end(), weights.begin(), weights.end());
+  }
+  return both;
+}
+
 class RouterTest : public OpTest {
  protected:
   static Choice run(Backend& other, const Routing& routing, std::int64_t k, const Input& given) {
@@ -281,17 +293,34 @@ TEST_P(RouterTest, RowsAreIndependent) {
         Routing{.scoring = RouterScoring::kSoftmax, .method = RouterMethod::kGreedy}}) {
     expect_row_independence<float>(
         kRows, [&](Backend& other, const std::vector<std::int64_t>& rows) {
-          const Choice got =
-              run(other, routing, 8, {kExperts, choose_rows(logits, rows, kExperts), bias});
-          std::vector<float> both;
-          for (std::size_t r = 0; r < rows.size(); ++r) {
-            both.insert(both.end(), got.ids.begin() + static_cast<std::ptrdiff_t>(8 * r),
-                        got.ids.begin() + static_cast<std::ptrdiff_t>(8 * r + 8));
-            both.insert(both.end(), got.weights.begin() + static_cast<std::ptrdiff_t>(8 * r),
-                        got.weights.begin() + static_cast<std::ptrdiff_t>(8 * r + 8));
-          }
-          return both;
+          return interleaved(
+              run(other, routing, 8, {kExperts, choose_rows(logits, rows, kExperts), bias}), 8);
         });
+  }
+}
+
+TEST_P(RouterTest, RowsOfAnyCall) {
+  Random random(5);
+  constexpr std::int64_t kExperts = 384;
+  constexpr std::int64_t kChosen = 8;
+  const auto logits = random.floats(kMostRows * kExperts, -4, 4);
+  const auto bias = random.floats(kExperts, -0.2, 0.2);
+  for (const Routing& routing :
+       {Routing{}, Routing{.n_group = 8, .topk_group = 4},
+        Routing{.scoring = RouterScoring::kSoftmax, .method = RouterMethod::kGreedy}}) {
+    const auto both =
+        expect_rows_of_any_call<float>([&](Backend& other, const std::vector<std::int64_t>& rows) {
+          return interleaved(
+              run(other, routing, kChosen, {kExperts, choose_rows(logits, rows, kExperts), bias}),
+              kChosen);
+        });
+    Choice got;
+    for (std::int64_t r = 0; r < kMostRows; ++r) {
+      const auto row = row_of(both, r, 2 * kChosen);
+      got.ids.insert(got.ids.end(), row.begin(), row.begin() + kChosen);
+      got.weights.insert(got.weights.end(), row.begin() + kChosen, row.end());
+    }
+    expect_routing(routing, kChosen, {kExperts, logits, bias}, got);
   }
 }
 

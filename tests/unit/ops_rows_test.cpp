@@ -31,6 +31,25 @@ TEST_P(EmbedTest, CopiesRowsAndZeroesForeignOnes) {
   }
 }
 
+TEST_P(EmbedTest, AnyNumberOfRows) {
+  Random random(11);
+  constexpr std::int64_t kCols = 24;
+  const RandomWeight table(backend(), {WeightFormat::kBFloat16}, 300, kCols, random);
+  for (const std::int64_t rows : kRowCounts) {
+    const auto ids = random.integers(rows, 400);  // some of other ranks
+    auto token_ids = make_indices(backend(), ids);
+    auto out = output({rows, kCols});
+    backend().embed(table.view(), 0, token_ids.view(), out.view());
+    std::vector<float> want;
+    for (const std::int32_t id : ids) {
+      for (std::int64_t c = 0; c < kCols; ++c) {
+        want.push_back(id < 300 ? static_cast<float>(table.at(id, c)) : 0.0F);
+      }
+    }
+    expect_same_bits(read_floats(out), want, std::to_string(rows) + " rows");
+  }
+}
+
 TEST_P(EmbedTest, EmptyTableAndNoRows) {
   Random random(2);
   const RandomWeight empty(backend(), {WeightFormat::kFloat32}, 0, 4, random);
@@ -75,6 +94,21 @@ TEST_P(GatherRowsTest, CopiesStridedRows) {
   backend().gather_rows(source.view(), indices.view(), out.view());
   auto narrow = output({0, 2});
   EXPECT_THROW(backend().gather_rows(source.view(), indices.view(), narrow.view()), Error);
+}
+
+TEST_P(GatherRowsTest, AnyNumberOfRows) {
+  Random random(12);
+  constexpr std::int64_t kCols = 19;
+  const auto values = activations(random, 100 * kCols);
+  auto source = input({100, kCols}, values);
+  for (const std::int64_t rows : kRowCounts) {
+    const auto from = random.integers(rows, 100);
+    auto indices = make_indices(backend(), from);
+    auto out = output({rows, kCols}, kCols + 1);
+    backend().gather_rows(source.view(), indices.view(), out.view());
+    expect_same_bits(read_floats(out), choose_rows(values, {from.begin(), from.end()}, kCols),
+                     std::to_string(rows) + " rows");
+  }
 }
 
 TEST_P(GatherRowsTest, CopiesRowsOfAnyType) {
@@ -124,12 +158,36 @@ TEST_P(AddRowsTest, AddsInOrderToTheNamedRows) {
   }
 }
 
+TEST_P(AddRowsTest, AnyNumberOfRows) {
+  Random random(13);
+  constexpr std::int64_t kCols = 11;
+  constexpr std::int64_t kTargets = 70;
+  for (const std::int64_t rows : kRowCounts) {
+    const auto to = random.integers(rows, kTargets);
+    const auto deltas = activations(random, rows * kCols);
+    auto want = activations(random, kTargets * kCols);
+    auto source = input({rows, kCols}, deltas);
+    auto target = input({kTargets, kCols}, want);
+    auto indices = make_indices(backend(), to);
+    backend().add_rows(source.view(), indices.view(), target.view());
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t c = 0; c < kCols; ++c) {
+        float& sum = want[static_cast<std::size_t>(to[static_cast<std::size_t>(i)] * kCols + c)];
+        sum = rounded_to(activation(), {sum + deltas[static_cast<std::size_t>(i * kCols + c)]})[0];
+      }
+    }
+    expect_same_bits(read_floats(target), want, std::to_string(rows) + " rows");
+  }
+}
+
 class AddTest : public OpTest {};
 KDTREE_TEST_ALL_BACKENDS(AddTest);
 
 TEST_P(AddTest, AddsOnceRounded) {
   Random random(6);
-  for (const std::int64_t rows : {0, 1, 3}) {
+  std::vector<std::int64_t> row_counts(std::begin(kRowCounts), std::end(kRowCounts));
+  row_counts.push_back(0);
+  for (const std::int64_t rows : row_counts) {
     for (const std::int64_t cols : {1, 7, 64, 1001}) {
       const auto a = activations(random, rows * cols);
       const auto b = activations(random, rows * cols);
@@ -176,6 +234,26 @@ TEST_P(SwigluTest, MatchesDoublePrecision) {
       expect_same_bits(read_floats(gate), read_floats(y), "swiglu in place");
     }
   }
+}
+
+TEST_P(SwigluTest, RowsOfAnyCall) {
+  Random random(14);
+  constexpr std::int64_t kCols = 257;
+  const auto gates = activations(random, kMostRows * kCols, -20, 20);
+  const auto ups = activations(random, kMostRows * kCols, -3, 3);
+  const auto got =
+      expect_rows_of_any_call<float>([&](Backend& other, const std::vector<std::int64_t>& rows) {
+        const auto count = static_cast<std::int64_t>(rows.size());
+        const auto part = [&](const std::vector<float>& values) {
+          return make_floats(other, activation(), {count, kCols}, choose_rows(values, rows, kCols));
+        };
+        auto gate = part(gates);
+        auto up = part(ups);
+        GuardedTensor y(other, activation(), {count, kCols});
+        other.swiglu(gate.view(), up.view(), y.view());
+        return read_floats(y);
+      });
+  expect_within(got, expect_swiglu(gates, ups), "swiglu");
 }
 
 TEST_P(SwigluTest, ExtremeGates) {
@@ -260,6 +338,24 @@ TEST_P(RmsNormTest, RowsAreIndependent) {
     other.rms_norm(x.view(), weight.view(), 1e-6F, y.view());
     return read_floats(y);
   });
+}
+
+TEST_P(RmsNormTest, RowsOfAnyCall) {
+  Random random(15);
+  for (const std::int64_t cols : {64, 1537}) {
+    const auto values = activations(random, kMostRows * cols, -2, 2);
+    const auto weights = random.floats(cols, 0.5, 1.5);
+    const auto got =
+        expect_rows_of_any_call<float>([&](Backend& other, const std::vector<std::int64_t>& rows) {
+          const auto count = static_cast<std::int64_t>(rows.size());
+          auto x = make_floats(other, activation(), {count, cols}, choose_rows(values, rows, cols));
+          auto weight = make_tensor(other, {cols}, weights);
+          GuardedTensor y(other, activation(), {count, cols});
+          other.rms_norm(x.view(), weight.view(), 1e-6F, y.view());
+          return read_floats(y);
+        });
+    expect_within(got, expect_norm(values, weights, 1e-6F), "rms_norm");
+  }
 }
 
 TEST_P(RmsNormTest, MalformedShapesThrow) {

@@ -111,7 +111,47 @@ class VocabularyTest : public OpTest {
     }
     return parts;
   }
+
+  static constexpr std::int64_t kBest = 16;
+
+  // [rows, 2 * kBest + 2]: a row's best log-probabilities, their ids, and the sums of its first
+  // half.
+  static std::vector<float> head_of(Backend& other, const Logits& logits) {
+    const Parts parts = split(other, logits, 2, kBest);
+    const Candidates merged = merge(other, parts, logits.rows, kBest);
+    std::vector<float> all;
+    for (std::int64_t r = 0; r < logits.rows; ++r) {
+      const auto values = row_of(merged.values, r, kBest);
+      const auto ids = row_of(merged.ids, r, kBest);
+      const auto sums = row_of(parts.partials, r, 2);
+      all.insert(all.end(), values.begin(), values.end());
+      all.insert(all.end(), ids.begin(), ids.end());
+      all.insert(all.end(), sums.begin(), sums.end());
+    }
+    return all;
+  }
+
+  // log-softmax over the whole vocabulary. The sums of the parts are off by a factor within 1 +-
+  // (30 + 2 + n) u (as PartialsMatchDoublePrecision derives it), their merger by another
+  // exponential of a difference, a product and an addition a part, each at most (30 + 2 + parts) u;
+  // the logarithm makes that an absolute error. Its own rounding and that of its value, m and the
+  // logit are relative to their sizes.
+  static void add_log_probs(const std::vector<float>& row, const std::vector<float>& best,
+                            std::int64_t num_parts, Expected& want) {
+    const double highest = *std::max_element(row.begin(), row.end());
+    double sum = 0;
+    for (const float value : row) {
+      sum += std::exp(value - highest);
+    }
+    for (const float value : best) {
+      const double sum_roundings =
+          2 * (30 + 2) + static_cast<double>(static_cast<std::int64_t>(row.size()) + 2 * num_parts);
+      const double sizes = 2 * (std::abs(highest) + std::abs(value) + 2 * std::log(sum));
+      want.add(value - highest - std::log(sum), 1.01 * (sum_roundings + sizes) * kRound);
+    }
+  }
 };
+
 KDTREE_TEST_ALL_BACKENDS(VocabularyTest);
 
 TEST_P(VocabularyTest, TopKEqualsASort) {
@@ -211,10 +251,6 @@ TEST_P(VocabularyTest, MergeOfOtherWidths) {
           .ids.empty());
 }
 
-// log-softmax over the whole vocabulary. The sums of the parts are off by a factor within 1 +- (30
-// + 2 + n) u (as above), their merger by another exponential of a difference, a product and an
-// addition a part, each at most (30 + 2 + parts) u; the logarithm makes that an absolute error. Its
-// own rounding and that of its value, m and the logit are relative to their sizes.
 TEST_P(VocabularyTest, LogProbabilitiesMatchDoublePrecision) {
   Random random(4);
   for (const std::int64_t vocab : {2, 50, 2000}) {
@@ -224,18 +260,9 @@ TEST_P(VocabularyTest, LogProbabilitiesMatchDoublePrecision) {
       Expected want;
       for (std::int64_t r = 0; r < 4; ++r) {
         const auto row = row_of(logits, r, vocab);
-        const double highest = *std::max_element(row.begin(), row.end());
-        double sum = 0;
-        for (const float value : row) {
-          sum += std::exp(value - highest);
-        }
         const Candidates best = sorted_row(row, 0, 8);
         EXPECT_EQ(row_of(got.ids, r, 8), best.ids);
-        for (const float value : best.values) {
-          const double sum_roundings = 2 * (30 + 2) + static_cast<double>(vocab + 2 * count);
-          const double sizes = 2 * (std::abs(highest) + std::abs(value) + 2 * std::log(sum));
-          want.add(value - highest - std::log(sum), 1.01 * (sum_roundings + sizes) * kRound);
-        }
+        add_log_probs(row, best.values, count, want);
       }
       expect_within(got.values, want, "log-probabilities");
     }
@@ -258,21 +285,31 @@ TEST_P(VocabularyTest, RowsAreIndependent) {
   constexpr std::int64_t kVocab = 40001;
   const auto logits = random.floats(kRows * kVocab, -15, 15);
   expect_row_independence<float>(kRows, [&](Backend& other, const std::vector<std::int64_t>& rows) {
-    const auto some = choose_rows(logits, rows, kVocab);
-    const auto count = static_cast<std::int64_t>(rows.size());
-    const Parts parts = split(other, {count, kVocab, some}, 2, 16);
-    const Candidates merged = merge(other, parts, count, 16);
-    std::vector<float> all;
-    for (std::int64_t r = 0; r < count; ++r) {
-      const auto values = row_of(merged.values, r, 16);
-      const auto ids = row_of(merged.ids, r, 16);
-      const auto sums = row_of(parts.partials, r, 2);
-      all.insert(all.end(), values.begin(), values.end());
-      all.insert(all.end(), ids.begin(), ids.end());
-      all.insert(all.end(), sums.begin(), sums.end());
-    }
-    return all;
+    return head_of(
+        other, {static_cast<std::int64_t>(rows.size()), kVocab, choose_rows(logits, rows, kVocab)});
   });
+}
+
+TEST_P(VocabularyTest, RowsOfAnyCall) {
+  Random random(6);
+  constexpr std::int64_t kVocab = 5003;
+  const auto logits = random.floats(kMostRows * kVocab, -15, 15);
+  const auto got =
+      expect_rows_of_any_call<float>([&](Backend& other, const std::vector<std::int64_t>& rows) {
+        return head_of(other, {static_cast<std::int64_t>(rows.size()), kVocab,
+                               choose_rows(logits, rows, kVocab)});
+      });
+  Expected want;
+  std::vector<float> log_probs;
+  for (std::int64_t r = 0; r < kMostRows; ++r) {
+    const auto row = row_of(got, r, 2 * kBest + 2);
+    const auto row_logits = row_of(logits, r, kVocab);
+    const Candidates best = sorted_row(row_logits, 0, kBest);
+    EXPECT_EQ(std::vector<std::int32_t>(row.begin() + kBest, row.end() - 2), best.ids);
+    add_log_probs(row_logits, best.values, 2, want);
+    log_probs.insert(log_probs.end(), row.begin(), row.begin() + kBest);
+  }
+  expect_within(log_probs, want, "log-probabilities");
 }
 
 TEST_P(VocabularyTest, MalformedShapesThrow) {

@@ -40,10 +40,15 @@ class GuardedTensor {
         shape_(shape),
         row_stride_(row_stride == 0 ? shape.row_elements() : row_stride),
         num_rows_(shape.rank() == 0 ? 0 : shape[0]),
+        row_elements_(shape.row_elements()),
         image_(
             static_cast<std::size_t>(2 * kGuardBytes + num_rows_ * row_stride_ * element_bytes()),
             kGuard),
         buffer_(backend.allocate(static_cast<std::int64_t>(image_.size()))) {
+    if (row_stride_ == row_elements_) {  // no gaps: all of it is one row
+      row_elements_ *= num_rows_;
+      num_rows_ = 1;
+    }
     const bool integers = dtype == DType::kInt32 || dtype == DType::kInt64;
     for (std::int64_t r = 0; r < num_rows_; ++r) {
       std::memset(row(r), integers ? static_cast<int>(kGuard) : kNanByte, row_bytes());
@@ -61,7 +66,7 @@ class GuardedTensor {
     ASSERT_EQ(kDTypeOf<T>, dtype_);
     ASSERT_EQ(static_cast<std::int64_t>(values.size()), shape_.num_elements());
     for (std::int64_t r = 0; r < num_rows_ && !values.empty(); ++r) {
-      std::memcpy(row(r), values.data() + r * shape_.row_elements(), row_bytes());
+      std::memcpy(row(r), values.data() + r * row_elements_, row_bytes());
     }
     push();
   }
@@ -75,7 +80,7 @@ class GuardedTensor {
     std::vector<T> values(static_cast<std::size_t>(shape_.num_elements()));
     std::vector<std::byte> others = image_;
     for (std::int64_t r = 0; r < num_rows_ && !values.empty(); ++r) {
-      std::memcpy(values.data() + r * shape_.row_elements(), row(r), row_bytes());
+      std::memcpy(values.data() + r * row_elements_, row(r), row_bytes());
       std::memset(others.data() + (row(r) - image_.data()), static_cast<int>(kGuard), row_bytes());
     }
     EXPECT_TRUE(others == std::vector<std::byte>(others.size(), kGuard))
@@ -90,7 +95,7 @@ class GuardedTensor {
 
   std::int64_t element_bytes() const { return dtype_bytes(dtype_); }
   std::size_t row_bytes() const {
-    return static_cast<std::size_t>(shape_.row_elements() * element_bytes());
+    return static_cast<std::size_t>(row_elements_ * element_bytes());
   }
   std::byte* row(std::int64_t r) {
     return image_.data() + kGuardBytes + r * row_stride_ * element_bytes();
@@ -104,7 +109,8 @@ class GuardedTensor {
   DType dtype_;
   Shape shape_;
   std::int64_t row_stride_;
-  std::int64_t num_rows_;
+  std::int64_t num_rows_;         // runs of elements without a gap
+  std::int64_t row_elements_;     // of such a run
   std::vector<std::byte> image_;  // guard, rows with gaps, guard
   Buffer buffer_;
 };

@@ -34,10 +34,11 @@ inline void add_attention(const ReferenceHead& head,
   std::vector<double> scores;
   double score_error = 0;
   for (std::int64_t j = 0; j < head.num_keys; ++j) {
+    const float* key = head.key(j);
     double sum = 0;
     double magnitude = 0;
     for (std::int64_t i = 0; i < head.key_dim; ++i) {
-      const double product = head.scale * head.query[i] * head.key(j)[i];
+      const double product = head.scale * head.query[i] * key[i];
       sum += product;
       magnitude += std::abs(product);
     }
@@ -54,15 +55,18 @@ inline void add_attention(const ReferenceHead& head,
   }
   const double relative =
       2 * eta + (2 * static_cast<double>(head.num_keys) + 2) * kRound + head.weight_error;
-  for (std::int64_t c = 0; c < head.value_dim; ++c) {
-    double sum = 0;
-    double magnitude = 0;
-    for (std::int64_t j = 0; j < head.num_keys; ++j) {
-      const double term = scores[static_cast<std::size_t>(j)] / total * head.value(j)[c];
-      sum += term;
-      magnitude += std::abs(term);
+  std::vector<double> sums(static_cast<std::size_t>(head.value_dim));
+  std::vector<double> magnitudes(sums.size());
+  for (std::int64_t j = 0; j < head.num_keys; ++j) {
+    const float* value = head.value(j);
+    const double weight = scores[static_cast<std::size_t>(j)] / total;
+    for (std::size_t c = 0; c < sums.size(); ++c) {
+      sums[c] += weight * value[c];
+      magnitudes[c] += std::abs(weight * value[c]);
     }
-    want.add(sum, 1.05 * relative * magnitude + store_error(sum));
+  }
+  for (std::size_t c = 0; c < sums.size(); ++c) {
+    want.add(sums[c], 1.05 * relative * magnitudes[c] + store_error(sums[c]));
   }
 }
 

@@ -1,5 +1,4 @@
-#include "tests/unit/op_batch.h"
-#include "tests/unit/op_softmax.h"
+#include "tests/unit/op_tree_attention.h"
 
 namespace kdtree::ops_test {
 namespace {
@@ -7,75 +6,14 @@ namespace {
 constexpr std::int64_t kSlots = 4;
 constexpr std::int64_t kCapacity = 230;
 
-class TreeAttentionTest : public OpTest {
+class TreeAttentionTest : public TreeAttentionOpTest {
  protected:
-  struct Data {
-    MlaShape shape;
-    std::vector<float> query;  // [rows, heads * latent]
-    std::vector<float> cache;  // [slots, capacity, latent]
-  };
-
   Data random_data(Random& random, const MlaShape& shape, std::int64_t rows) const {
     return {.shape = shape,
+            .capacity = kCapacity,
             .query = activations(random, rows * shape.num_heads * shape.latent_dim(), -2, 2),
             .cache = activations(random, kSlots * kCapacity * shape.latent_dim())};
   }
-
-  // `query_gap` elements lie between the query's rows.
-  std::vector<float> run(Backend& other, const std::vector<HostSequence>& sequences,
-                         const Data& data, bool with_mask, std::int64_t query_gap = 4) {
-    const MlaShape& shape = data.shape;
-    const DeviceBatch batch(other, sequences, with_mask);
-    const std::int64_t rows = batch.view().num_rows;
-    const std::int64_t query_width = shape.num_heads * shape.latent_dim();
-    const std::int64_t width = shape.num_heads * shape.kv_lora_rank;
-    auto queries =
-        make_floats(other, activation(), {rows, query_width}, data.query, query_width + query_gap);
-    auto caches =
-        make_floats(other, activation(), {kSlots, kCapacity, shape.latent_dim()}, data.cache);
-    GuardedTensor out(other, activation(), {rows, width}, width + 8);
-    other.tree_attention({.shape = shape,
-                          .softmax_scale = kScale,
-                          .query = queries.view(),
-                          .cache = caches.view(),
-                          .batch = batch.view(),
-                          .output = out.view()});
-    return read_floats(out);
-  }
-
-  Expected expect_attention(const std::vector<HostSequence>& sequences, const Data& data) const {
-    const MlaShape& shape = data.shape;
-    Expected want;
-    std::int64_t row = 0;
-    for (const HostSequence& sequence : sequences) {
-      const float* slot = data.cache.data() + sequence.slot * kCapacity * shape.latent_dim();
-      for (std::int32_t node = 0; node < sequence.num_nodes(); ++node, ++row) {
-        std::vector<std::int32_t> visible(static_cast<std::size_t>(sequence.prefix));
-        std::iota(visible.begin(), visible.end(), 0);
-        for (const std::int32_t ancestor : sequence.path(node)) {
-          visible.push_back(sequence.prefix + ancestor);
-        }
-        const auto key = [&](std::int64_t j) {
-          return slot + visible[static_cast<std::size_t>(j)] * shape.latent_dim();
-        };
-        for (std::int64_t h = 0; h < shape.num_heads; ++h) {
-          add_attention(
-              {.num_keys = static_cast<std::int64_t>(visible.size()),
-               .key_dim = shape.latent_dim(),
-               .value_dim = shape.kv_lora_rank,
-               .scale = kScale,
-               .weight_error = activation() == DType::kBFloat16 ? 0x1p-9 : 0,
-               .query = data.query.data() + (row * shape.num_heads + h) * shape.latent_dim(),
-               .key = key,
-               .value = key},
-              [this](double value) { return store_error(value); }, want);
-        }
-      }
-    }
-    return want;
-  }
-
-  static constexpr float kScale = 0.3F;
 };
 KDTREE_TEST_ALL_BACKENDS(TreeAttentionTest);
 
@@ -143,7 +81,7 @@ TEST_P(TreeAttentionTest, FullWidth) {
       expect_same_bits(run(backend(), sequences, data, true, query_gap), got, "run again");
       // The first node of the first tree, alone behind the same prefix.
       const std::int64_t query_width = heads * shape.latent_dim();
-      const Data alone = {shape, row_of(data.query, 0, query_width), data.cache};
+      const Data alone = {shape, kCapacity, row_of(data.query, 0, query_width), data.cache};
       expect_same_bits(
           run(backend(), {{.slot = 2, .prefix = 33, .parents = {-1}}}, alone, true, query_gap),
           row_of(got, 0, heads * shape.kv_lora_rank), "node alone");
@@ -209,41 +147,54 @@ TEST_P(TreeAttentionTest, LargeScores) {
   cache[0] = 1000.0F;
   cache[4] = -1000.0F;
   const std::vector<float> query = {8, 0, 0, 0};
-  const auto got =
-      run(backend(), {{.slot = 0, .prefix = 1, .parents = {-1}}}, {shape, query, cache}, true);
+  const auto got = run(backend(), {{.slot = 0, .prefix = 1, .parents = {-1}}},
+                       {shape, kCapacity, query, cache}, true);
   EXPECT_EQ(got, (std::vector<float>{1000, 0}));
 }
 
 // The promise that makes speculation lossless: a node verified inside a tree has the bits of the
-// same token decoded alone behind its committed ancestors.
+// same token decoded alone behind its committed ancestors. Where the split of the keys may follow
+// the prefix, both lie within the bound of the same exact value.
 TEST_P(TreeAttentionTest, NodeOfATreeEqualsItsPathCommitted) {
-  if (backend().name() != "cpu") {
-    GTEST_SKIP()
-        << "bit for bit only on the CPU: elsewhere the split of the keys may follow the prefix";
-  }
   Random random(5);
-  for (const MlaShape& shape : kShapes) {
-    for (const std::int32_t prefix : {0, 1, 30}) {
+  const MlaShape full_width = {.num_heads = 1,
+                               .qk_nope_head_dim = 128,
+                               .qk_rope_head_dim = 64,
+                               .v_head_dim = 128,
+                               .kv_lora_rank = 512};
+  for (const MlaShape& shape : {kShapes[0], kShapes[1], kShapes[2], full_width}) {
+    for (const std::int32_t prefix : {0, 1, 30, 64}) {
       const HostSequence tree = {.slot = 2, .prefix = prefix, .parents = random_tree(random, 64)};
       const Data data = random_data(random, shape, 64);
       const std::int64_t latent = shape.latent_dim();
-      const std::int64_t query_width = shape.num_heads * latent;
-      const std::int64_t width = shape.num_heads * shape.kv_lora_rank;
+      const std::int64_t width = data.out_width();
       const auto got = run(backend(), {tree}, data, true);
       for (std::int32_t node = 0; node < 64; ++node) {
         const auto path = tree.path(node);
-        auto committed = data.cache;
+        Data committed = data;
+        committed.query = row_of(data.query, node, data.query_width());
         for (std::size_t i = 0; i < path.size(); ++i) {
           const std::int64_t first = (2 * kCapacity + prefix) * latent;
           std::copy_n(data.cache.begin() + first + path[i] * latent, latent,
-                      committed.begin() + first + static_cast<std::int64_t>(i) * latent);
+                      committed.cache.begin() + first + static_cast<std::int64_t>(i) * latent);
         }
         const HostSequence alone = {.slot = 2,
                                     .prefix = prefix + static_cast<std::int32_t>(path.size()) - 1,
                                     .parents = {-1}};
-        const auto want = run(backend(), {alone},
-                              {shape, row_of(data.query, node, query_width), committed}, false);
-        expect_same_bits(row_of(got, node, width), want, "node " + std::to_string(node));
+        const auto plain = run(once(), {alone}, committed, false);
+        const std::string name = "node " + std::to_string(node);
+        if (backend().name() == "cpu") {
+          expect_same_bits(row_of(got, node, width), plain, name);
+          continue;
+        }
+        Expected want;
+        add_node(tree, node, node, data, want);
+        expect_within(plain, want, name + " decoded plainly");
+        for (std::size_t c = 0; c < plain.size(); ++c) {
+          want.values[c] = plain[c];
+          want.bounds[c] *= 2;
+        }
+        expect_within(row_of(got, node, width), want, name + " against plain decoding");
       }
     }
   }
@@ -267,7 +218,7 @@ TEST_P(TreeAttentionTest, SequencesAreIndependent) {
   expect_row_independence<float>(
       kSlots, [&](Backend& other, const std::vector<std::int64_t>& chosen) {
         return run(other, choose_rows(sequences, chosen, 1),
-                   {shape, choose_rows(data.query, chosen, cols), data.cache}, true);
+                   {shape, kCapacity, choose_rows(data.query, chosen, cols), data.cache}, true);
       });
 }
 

@@ -26,7 +26,8 @@ class TreeAttentionOpTest : public OpTest {
     std::int64_t out_width() const { return shape.num_heads * shape.kv_lora_rank; }
   };
 
-  // `query_gap` elements lie between the query's rows.
+  // `query_gap` elements lie between the query's rows; which kernel a backend has may follow from
+  // it.
   std::vector<float> run(Backend& other, const std::vector<HostSequence>& sequences,
                          const Data& data, bool with_mask, std::int64_t query_gap = 4) {
     auto caches = make_floats(other, activation(), data.cache_shape(), data.cache);

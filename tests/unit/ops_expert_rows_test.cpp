@@ -138,8 +138,8 @@ TEST_P(ExpertRowsTest, RowsAroundTheBordersOfTiles) {
   }
 }
 
-// Exactly so many rows at one expert, for every place in its last tile.
-TEST_P(ExpertRowsTest, EveryNumberOfRowsUpToTwoTiles) {
+// One expert with 1 to 130 rows: every place in the last tile, whatever its size.
+TEST_P(ExpertRowsTest, EveryNumberOfRowsOfAnExpert) {
   constexpr WeightKind kPacked = {WeightFormat::kInt4Group, 32, DType::kBFloat16};
   constexpr std::int64_t kHidden = 256;
   Random random(6);

@@ -69,7 +69,8 @@ StoredTensor to_stored(const std::string& file, const std::string& name, const R
           .name = name,
           .file_offset = raw.file_offset,
           .bytes = raw.bytes,
-          .checksum = raw.checksum};
+          .checksum = raw.checksum,
+          .random = std::nullopt};
 }
 
 std::optional<std::int64_t> dtype_bits(std::string_view dtype) {

@@ -39,7 +39,8 @@ TEST_F(WeightsRandom, HasTheFormatsOfTheConfig) {
   EXPECT_EQ(expert.group_size, checkpoint.config.quantization->group_size);
   EXPECT_EQ(expert.scale_dtype, DType::kBFloat16);
   EXPECT_EQ(store.matrix("model.layers.0.self_attn.o_proj.weight").format, WeightFormat::kBFloat16);
-  for (const float value : store.vector("model.norm.weight").span<float>()) {
+  const ConstTensorView norm = store.vector("model.norm.weight");
+  for (const float value : norm.span<float>()) {
     EXPECT_EQ(value, 1.0F);
   }
   // Uniform: 1 / columns is the variance; within five deviations of its estimate.

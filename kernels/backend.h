@@ -255,6 +255,17 @@ struct AcceptedRowsParams {
   TensorView positions;            // [sequences, max_path] prefix + place
 };
 
+// What a backend computes on. For results and for sizes of measurements, not for choosing kernels.
+struct DeviceFacts {
+  std::string name;  // "NVIDIA H200"; the model name of a CPU, "unknown" where none is given
+  std::string architecture;  // "sm_90", "x86_64"
+  std::string uuid;          // "GPU-..."; empty for a CPU
+  std::string driver_cuda;   // newest CUDA that the driver knows, "13.0"; empty for a CPU
+  int num_processors = 0;    // multiprocessors of the GPU; cores of the host
+  std::int64_t memory_bytes = 0;
+  std::int64_t cache_bytes = 0;  // L2 of the GPU, last level of the CPU; 0: the system does not say
+};
+
 class Backend {
  public:
   static constexpr std::size_t kNumMarks = 16;
@@ -271,6 +282,7 @@ class Backend {
   virtual DType activation_dtype() const = 0;
   virtual Stream stream() const = 0;
   virtual int num_threads() const = 0;  // host threads that ops may use
+  virtual DeviceFacts device_facts() const = 0;
   // Zero-filled memory of this device, aligned to 256 bytes. Never called inside a step.
   virtual Buffer allocate(std::int64_t bytes) = 0;
   // Copies of `bytes` between host and this device, finished in stream order; the host sees a
@@ -409,6 +421,12 @@ class Backend {
   // [sequences].
   virtual void advance(ConstTensorView path_lengths, ConstTensorView bonus_tokens,
                        TensorView prefix_lengths, TensorView roots) = 0;
+
+  // ---- measurement
+  // ------------------------------------------------------------------------------------------------
+  // sum[0] = the sum of all words modulo 2^32: reads a buffer once and does next to nothing else,
+  // which is what other ops are compared with. words [n] int32, contiguous; sum [1] int32.
+  virtual void sum_words(ConstTensorView words, TensorView sum) = 0;
 };
 
 struct BackendOptions {

@@ -18,6 +18,7 @@ class CpuBackend final : public Backend {
   DType activation_dtype() const override { return DType::kFloat32; }
   Stream stream() const override { return {}; }
   int num_threads() const override { return num_threads_; }
+  DeviceFacts device_facts() const override;
   Buffer allocate(std::int64_t bytes) override;
   void upload(void* device, const void* host, std::int64_t bytes) override;
   void download(void* host, const void* device, std::int64_t bytes) override;
@@ -79,6 +80,8 @@ class CpuBackend final : public Backend {
   void accepted_rows(const AcceptedRowsParams& params) override;
   void advance(ConstTensorView path_lengths, ConstTensorView bonus_tokens,
                TensorView prefix_lengths, TensorView roots) override;
+
+  void sum_words(ConstTensorView words, TensorView sum) override;
 
  private:
   int num_threads_;

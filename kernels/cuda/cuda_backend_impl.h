@@ -29,6 +29,7 @@ class CudaBackend final : public Backend {
   DType activation_dtype() const override { return activation_dtype_; }
   Stream stream() const override { return {stream_}; }
   int num_threads() const override { return num_threads_; }
+  DeviceFacts device_facts() const override;
   Buffer allocate(std::int64_t bytes) override;
   void upload(void* device, const void* host, std::int64_t bytes) override;
   void download(void* host, const void* device, std::int64_t bytes) override;
@@ -92,6 +93,8 @@ class CudaBackend final : public Backend {
   void accepted_rows(const AcceptedRowsParams& params) override;
   void advance(ConstTensorView path_lengths, ConstTensorView bonus_tokens,
                TensorView prefix_lengths, TensorView roots) override;
+  // read_ceiling.cu
+  void sum_words(ConstTensorView words, TensorView sum) override;
 
   // For the ops' files.
   cudaStream_t cuda_stream() const { return stream_; }

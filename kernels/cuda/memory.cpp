@@ -77,6 +77,18 @@ CudaBackend::~CudaBackend() {
   cudaStreamDestroy(stream_);
 }
 
+DeviceFacts CudaBackend::device_facts() const {
+  const DeviceInfo info = device_info(device_);
+  return {.name = info.name,
+          .architecture =
+              fmt::format("sm_{}{}", info.compute_capability_major, info.compute_capability_minor),
+          .uuid = info.uuid,
+          .driver_cuda = info.driver_cuda,
+          .num_processors = info.num_multiprocessors,
+          .memory_bytes = info.total_bytes,
+          .cache_bytes = info.l2_bytes};
+}
+
 Buffer CudaBackend::allocate(std::int64_t bytes) {
   check(bytes >= 0, "allocation of {} bytes", bytes);
   check(!recording_, "allocation of {} bytes while a step is being recorded", bytes);

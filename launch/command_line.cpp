@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cctype>
 #include <limits>
+#include <span>
 
 #include "core/build_info.h"
 #include "core/check.h"
+#include "option_kinds.h"
 
 namespace kdtree {
 
@@ -27,42 +29,6 @@ std::string version_text() {
   return fmt::format("kdtree {}\ncommit {}\ncompiler {} ({})\nCUDA {}\nNCCL {}\nMPI {}",
                      build.version, build.commit, build.compiler, build.build_type, build.cuda,
                      build.nccl, build.mpi);
-}
-
-void add_path(CLI::App& app, const std::string& flag, std::string& value, const std::string& help) {
-  app.add_option(flag, value, help)->type_name("PATH");
-}
-
-void add_choice(CLI::App& app, const std::string& flag, std::string& value,
-                const std::vector<std::string>& choices, const std::string& help) {
-  CLI::IsMember check(choices);
-  check.description("");  // the choices are the type already
-  app.add_option(flag, value, fmt::format("{} (default {})", help, value))
-      ->check(check)
-      ->type_name(fmt::format("{}", fmt::join(choices, "|")));
-}
-
-// The type name tells apply_toml that the value is a number.
-void add_count(CLI::App& app, const std::string& flag, std::int64_t& value, CLI::Range range,
-               const std::string& help) {
-  range.description("");
-  app.add_option(flag, value, fmt::format("{} (default {})", help, value))
-      ->check(range)
-      ->type_name(kNumberType);
-}
-
-// A number above 0 up to 1; 0 stands for "not given".
-void add_share(CLI::App& app, const std::string& flag, double& value, const std::string& help) {
-  const CLI::Validator check(
-      [](std::string& word) {
-        double share = 0;
-        const bool number = CLI::detail::lexical_cast(word, share);
-        return number && share > 0 && share <= 1
-                   ? std::string()
-                   : fmt::format("'{}' is no number above 0 up to 1", word);
-      },
-      "");
-  app.add_option(flag, value, help)->check(check)->type_name(kRealType);
 }
 
 void add_generate_options(CLI::App& app, RunConfig& config) {
@@ -122,10 +88,15 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
              {"trace", "debug", "info", "warn", "error", "off"}, "What stderr carries");
 }
 
-// Whether `word` is a flag of `app` that takes a value.
+// Whether `word` is a flag of `app` or of a subcommand that takes a value.
 bool wants_value(const CLI::App& app, const std::string& word) {
   const CLI::Option* option = word.starts_with("--") ? app.get_option_no_throw(word) : nullptr;
-  return option != nullptr && option->get_items_expected_max() > 0;
+  if (option != nullptr && option->get_items_expected_max() > 0) {
+    return true;
+  }
+  const auto subcommands = app.get_subcommands(nullptr);
+  return std::any_of(subcommands.begin(), subcommands.end(),
+                     [&](const CLI::App* subcommand) { return wants_value(*subcommand, word); });
 }
 
 // "--flag" "-1,2" becomes "--flag=-1,2": otherwise a negative value reads as a flag of its own.
@@ -145,17 +116,38 @@ std::vector<std::string> join_negative_values(int argc, const char* const* argv,
   return words;
 }
 
-// CLI11 itself does not name a word that is no subcommand.
-void check_subcommand(const CLI::App& app, const std::vector<std::string>& words) {
-  std::string names;
-  bool known = !words.empty() && words.front().starts_with("-");
+// CLI11 itself does not name a word that is no subcommand. `words` are those behind `program`, the
+// words that lead to `app`.
+void check_subcommand(const CLI::App& app, std::span<const std::string> words,
+                      const std::string& program) {
+  std::vector<std::string> names;
+  const CLI::App* chosen = nullptr;
   for (const CLI::App* subcommand : app.get_subcommands(nullptr)) {
-    names += (names.empty() ? "" : " or ") + subcommand->get_name();
-    known = known || (!words.empty() && words.front() == subcommand->get_name());
+    names.push_back(subcommand->get_name());
+    chosen = !words.empty() && words.front() == names.back() ? subcommand : chosen;
   }
-  require_input(!words.empty(), "no subcommand, expected {} (see kdtree --help)", names);
-  require_input(known, "unknown subcommand '{}', expected {} (see kdtree --help)", words.front(),
-                names);
+  if (names.empty()) {
+    return;
+  }
+  const std::string expected = fmt::format("{} (see {} --help)", fmt::join(names, " or "), program);
+  require_input(!words.empty(), "no subcommand, expected {}", expected);
+  if (chosen != nullptr) {
+    check_subcommand(*chosen, words.subspan(1), program + " " + chosen->get_name());
+    return;
+  }
+  require_input(words.front().starts_with("-"), "unknown subcommand '{}', expected {}",
+                words.front(), expected);
+}
+
+// The words that lead from `app` to the subcommand that was parsed: "bench kernels ".
+std::string parsed_path(const CLI::App& app) {
+  std::string path;
+  const CLI::App* last = &app;
+  while (!last->get_subcommands().empty()) {
+    last = last->get_subcommands().back();
+    path += last->get_name() + " ";
+  }
+  return path;
 }
 
 void require_option(const std::string& value, const std::string& flag) {
@@ -181,15 +173,16 @@ Command parse_command_line(int argc, const char* const* argv) {
            "KDTR bundle, or directory of a target or a drafter (required)");
   add_choice(*inspect, "--output-format", command.inspect.output_format, {"text", "json"},
              "What stdout carries");
+  CLI::App* bench = app.add_subcommand("bench", "Measure parts of the engine");
+  bench->require_subcommand(1);
+  CLI::App* bench_kernels = bench->add_subcommand(
+      "kernels", "Check and time every op at the shapes of a model, in one process");
+  add_bench_kernels_options(*bench_kernels, command.bench_kernels);
 
-  std::vector<std::string> words = join_negative_values(argc, argv, *generate);
-  check_subcommand(app, words);
+  std::vector<std::string> words = join_negative_values(argc, argv, app);
+  check_subcommand(app, words, "kdtree");
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
-  const auto hint = [&] {
-    return fmt::format("(see kdtree {}--help)", generate->parsed()  ? "generate "
-                                                : inspect->parsed() ? "inspect "
-                                                                    : "");
-  };
+  const auto hint = [&] { return fmt::format("(see kdtree {}--help)", parsed_path(app)); };
   try {
     app.parse(words);
   } catch (const CLI::CallForHelp&) {
@@ -206,6 +199,12 @@ Command parse_command_line(int argc, const char* const* argv) {
   if (inspect->parsed()) {
     command.kind = Command::Kind::kInspect;
     require_option(command.inspect.model, "--model");
+    return command;
+  }
+  if (bench_kernels->parsed()) {
+    command.kind = Command::Kind::kBenchKernels;
+    require_option(command.bench_kernels.model_config, "--model-config");
+    command.bench_kernels.read_lists();
     return command;
   }
   if (!toml.empty()) {

@@ -5,14 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "bench_options.h"
 #include "config/run_config.h"
 
 namespace kdtree {
-
-// Type name of options that take a whole number.
-inline constexpr const char* kNumberType = "N";
-// Type name of options that take any number.
-inline constexpr const char* kRealType = "SHARE";
 
 struct InspectOptions {
   std::string model;
@@ -21,11 +17,12 @@ struct InspectOptions {
 
 // What the command line asks for; exactly one of the subcommands, or a text to print.
 struct Command {
-  enum class Kind : std::uint8_t { kPrint, kGenerate, kInspect };
+  enum class Kind : std::uint8_t { kPrint, kGenerate, kInspect, kBenchKernels };
   Kind kind = Kind::kPrint;
   std::string text;  // kPrint: help or version
   RunConfig generate;
   InspectOptions inspect;
+  BenchKernelsOptions bench_kernels;
 };
 
 // InputError names the flag or the TOML file and key, the value, and what was expected.

@@ -10,5 +10,6 @@ namespace kdtree {
 
 int run_generate(const RunConfig& config, ProcessGroup& group);
 int run_inspect(const InspectOptions& options, ProcessGroup& group);
+int run_bench_kernels(const BenchKernelsOptions& options, ProcessGroup& group);
 
 }  // namespace kdtree

@@ -44,6 +44,9 @@ int run(const Command& command, kdtree::ProcessGroup& group) {
     if (command.kind == Command::Kind::kInspect) {
       return kdtree::run_inspect(command.inspect, group);
     }
+    if (command.kind == Command::Kind::kBenchKernels) {
+      return kdtree::run_bench_kernels(command.bench_kernels, group);
+    }
     return kdtree::run_generate(command.generate, group);
   } catch (const kdtree::AgreedError& error) {
     if (group.rank() == 0) {
@@ -86,7 +89,7 @@ int start(int argc, char** argv) {
     }
     return 0;
   }
-  const bool single = !usage_error.empty() || command.kind == Command::Kind::kInspect ||
+  const bool single = !usage_error.empty() || command.kind != Command::Kind::kGenerate ||
                       command.generate.communicator == "self";
   std::unique_ptr<kdtree::ProcessGroup> group = kdtree::start_process_group(&argc, &argv, single);
   return agree_on_usage(usage_error, *group) ? run(command, *group) : kWrongUsage;

@@ -9,6 +9,7 @@
 
 #include "command_line.h"
 #include "core/check.h"
+#include "option_kinds.h"
 
 namespace kdtree {
 

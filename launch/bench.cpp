@@ -118,7 +118,7 @@ std::string shape_text(const Json& shape) {
 }
 
 void print_header() {
-  std::cerr << fmt::format("{:<20} {:>5} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6} {:>6}  {}\n",
+  std::cerr << fmt::format("{:<20} {:>5} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6} {:>7}  {}\n",
                            "kernel", "rows", "median us", "min us", "max us", "GB/s", "TFLOP/s",
                            "share", "error", "shape");
 }
@@ -126,7 +126,7 @@ void print_header() {
 // `share` is that of the read ceiling, `error` the largest one over its bound.
 void print_row(const KernelResult& result) {
   std::cerr << fmt::format(
-      "{:<20} {:>5} {:>10.2f} {:>10.2f} {:>10.2f} {:>8.1f} {:>8.2f} {:>5.1f}% {:>6.3f}  {}\n",
+      "{:<20} {:>5} {:>10.2f} {:>10.2f} {:>10.2f} {:>8.1f} {:>8.2f} {:>5.1f}% {:>7.2g}  {}\n",
       result.kernel, result.rows, result.time.median_us, result.time.min_us, result.time.max_us,
       result.gb_per_s, result.tflop_per_s, 100 * result.share_of_ceiling,
       result.max_error_over_bound, shape_text(result.shape));
@@ -159,6 +159,9 @@ int bench_kernels(const BenchKernelsOptions& options, int num_threads, const std
        .activation_dtype = options.dtype == "fp32" ? DType::kFloat32 : DType::kBFloat16});
   require_input(backend->name() != "cpu" || options.dtype != "bf16",
                 "--dtype bf16: the CPU backend computes in fp32, expected auto or fp32");
+  require_input(options.ranks <= config.num_attention_heads,
+                "--ranks {}: the model has {} attention heads, expected no more ranks than that",
+                options.ranks, config.num_attention_heads);
   LineOutput output(options.output);
   const Json run = run_json(options, *backend, host);
   print_header();

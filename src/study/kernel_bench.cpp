@@ -16,6 +16,7 @@ constexpr std::int64_t kRecordingKey = 1;
 constexpr std::size_t kBeginMark = 0;
 constexpr std::size_t kEndMark = 1;
 constexpr int kWarmUps = 3;
+constexpr double kWarmUpUs = 10000;  // at least so long, by the backend's own clock
 // Calls of one measurement: as many as take about this long, so that neither the clock's steps nor
 // the start of a replay count.
 constexpr double kMeasurementUs = 2000;
@@ -73,9 +74,10 @@ double time_call(Backend& backend, const KernelCase& one) {
 TimeSummary time_case(Backend& backend, const KernelCase& one, std::int64_t repeats) {
   const double call_us = std::max(time_call(backend, one), 0.1);
   const auto wanted = static_cast<std::int64_t>(std::ceil(kMeasurementUs / call_us));
-  // Every copy has its turn, or the working set would be smaller than it says.
-  const std::int64_t calls =
-      std::max(std::clamp<std::int64_t>(wanted, 1, kMostCalls), one.num_copies);
+  // Whole turns over the copies: each counts alike, and all of the working set is used.
+  const std::int64_t turns =
+      (std::clamp<std::int64_t>(wanted, 1, kMostCalls) + one.num_copies - 1) / one.num_copies;
+  const std::int64_t calls = turns * one.num_copies;
   const auto measure = [&] {
     backend.mark(kBeginMark);
     for (std::int64_t call = 0; call < calls; ++call) {
@@ -83,16 +85,19 @@ TimeSummary time_case(Backend& backend, const KernelCase& one, std::int64_t repe
     }
     backend.mark(kEndMark);
   };
-  // The first run is not recorded and the second one is; the clocks rise meanwhile.
-  for (int run = 0; run < kWarmUps; ++run) {
+  const auto measured_us = [&] {
     backend.run_recorded(kRecordingKey, true, measure);
+    backend.synchronize();
+    return 1000 * backend.milliseconds_between(kBeginMark, kEndMark);
+  };
+  // The first run is not recorded and the second one is; then the clocks have time to rise.
+  double warm_up_us = 0;
+  for (int run = 0; run < kWarmUps || warm_up_us < kWarmUpUs; ++run) {
+    warm_up_us += std::max(measured_us(), 1.0);
   }
   std::vector<double> samples_us;
   for (std::int64_t repeat = 0; repeat < repeats; ++repeat) {
-    backend.run_recorded(kRecordingKey, true, measure);
-    backend.synchronize();
-    samples_us.push_back(1000 * backend.milliseconds_between(kBeginMark, kEndMark) /
-                         static_cast<double>(calls));
+    samples_us.push_back(measured_us() / static_cast<double>(calls));
   }
   backend.forget_recorded(kRecordingKey);
   return summarize_times(samples_us);

@@ -6,6 +6,13 @@
 
 namespace kdtree {
 
+namespace {
+
+// Standard deviations, at most, that independent errors come to: 2 exp(-8^2 / 2) = 3e-14.
+constexpr double kLikely = 8;
+
+}  // namespace
+
 double store_error(DType dtype, double value) {
   return dtype == DType::kBFloat16 ? 0x1p-8 * std::abs(value) : 0;
 }
@@ -52,12 +59,18 @@ BoundedValue bounded_dot(const std::vector<double>& weights, const std::vector<B
         x.size());
   BoundedValue sum;
   double magnitude = 0;
+  double worst_passed_on = 0;
+  double squares_passed_on = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
+    const double passed_on = std::abs(weights[i]) * x[i].error;
     sum.value += weights[i] * x[i].value;
-    sum.error += std::abs(weights[i]) * x[i].error;
+    worst_passed_on += passed_on;
+    squares_passed_on += passed_on * passed_on;
     magnitude += std::abs(weights[i]) * (std::abs(x[i].value) + x[i].error);
   }
-  sum.error += 1.01 * static_cast<double>(x.size() + 1) * kFloatRound * magnitude;
+  const auto roundings = static_cast<double>(x.size() + 1);
+  sum.error = std::min(worst_passed_on, kLikely * std::sqrt(squares_passed_on)) +
+              1.01 * std::min(roundings, kLikely * std::sqrt(roundings)) * kFloatRound * magnitude;
   return sum;
 }
 

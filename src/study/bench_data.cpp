@@ -49,7 +49,7 @@ void upload_pieces(Backend& backend, void* target, std::int64_t count, const Mak
 template <class Element, class Convert>
 void fill_bytes_as(Backend& backend, const LargeValues& values, const TensorView& target,
                    const Convert& convert) {
-  std::array<Element, 256> table;
+  std::array<Element, 256> table{};
   for (int byte = 0; byte < 256; ++byte) {
     table[static_cast<std::size_t>(byte)] =
         convert(std::ldexp(static_cast<float>(static_cast<std::int8_t>(byte)), values.exponent));

@@ -146,7 +146,8 @@ TreeAttentionParams attention_params(const AttentionData& data, const BatchTenso
 // |error| <= (2 eta + (2 K + 2) u) sum p |v|. With bf16 activations weights may be rounded to bf16,
 // 2^-9 each. 5 % covers second order.
 void check_head(const AttentionData& data, const std::vector<std::int64_t>& keys,
-                const float* query, const float* got, DType activation, ResultCheck& check) {
+                const float* query, const float* got, ResultCheck& check) {
+  const DType activation = data.cache.view().dtype();
   const std::int64_t latent = data.shape.latent_dim();
   const auto num_keys = static_cast<double>(keys.size());
   std::vector<double> scores;
@@ -188,8 +189,7 @@ void check_head(const AttentionData& data, const std::vector<std::int64_t>& keys
 
 // The calls on copy 0 read slots 0 to sequences - 1.
 ResultCheck check_attention(const AttentionData& data, const BatchTensors& batch,
-                            const RowsShape& shape, const std::vector<float>& got,
-                            DType activation) {
+                            const RowsShape& shape, const std::vector<float>& got) {
   ResultCheck check;
   for (const std::int64_t row : sample_places(shape.rows(), kSampledRows)) {
     const std::int64_t first_key = row / shape.nodes * data.capacity;
@@ -202,7 +202,7 @@ ResultCheck check_attention(const AttentionData& data, const BatchTensors& batch
     for (const std::int64_t head : sample_places(data.shape.num_heads, kSampledHeads)) {
       const std::int64_t place = row * data.shape.num_heads + head;
       check_head(data, keys, data.query.data() + place * data.shape.latent_dim(),
-                 got.data() + place * data.shape.kv_lora_rank, activation, check);
+                 got.data() + place * data.shape.kv_lora_rank, check);
     }
   }
   return check;
@@ -246,8 +246,7 @@ void measure_rows(const BenchContext& context, const AttentionData& data, const 
                        [&] {
                          return check_attention(
                              data, batch, shape,
-                             download_rows(backend, data.output.view(), 0, shape.rows()),
-                             context.activation());
+                             download_rows(backend, data.output.view(), 0, shape.rows()));
                        }});
 }
 

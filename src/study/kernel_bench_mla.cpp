@@ -15,6 +15,7 @@ constexpr std::int64_t kSampledRows = 4;
 constexpr std::int64_t kSampledHeads = 4;
 constexpr std::int64_t kSampledColumns = 8;
 constexpr std::int64_t kMostPositions = 4096;
+constexpr std::int64_t kWordBytes = 4;  // of an index and of a float32
 
 nlohmann::ordered_json mla_json(const MlaShape& shape) {
   return {{"num_heads", shape.num_heads},
@@ -183,8 +184,8 @@ ResultCheck check_rope(const Rotation& data, const std::vector<float>& got, std:
   const std::int64_t half = shape.qk_rope_head_dim / 2;
   ResultCheck check;
   for (const std::int64_t row : sample_places(rows, kSampledRows)) {
-    const float* cos_sin =
-        data.table.data() + data.positions[static_cast<std::size_t>(row)] * 2 * half;
+    const std::int64_t position = data.positions[static_cast<std::size_t>(row)];
+    const float* cos_sin = data.table.data() + position * shape.qk_rope_head_dim;
     for (const std::int64_t head : sample_places(shape.num_heads, kSampledHeads)) {
       const std::int64_t first = (row * shape.num_heads + head) * shape.qk_head_dim();
       for (std::int64_t c = 0; c < shape.qk_nope_head_dim; ++c) {
@@ -237,7 +238,7 @@ void bench_rope(const BenchContext& context) {
                                {"rope_dim", shape.qk_rope_head_dim}},
                      .rows = rows,
                      .activation_bytes = 2 * rotated * context.activation_size() +
-                                         rows * (4 + shape.qk_rope_head_dim * 4),
+                                         rows * (1 + shape.qk_rope_head_dim) * kWordBytes,
                      .run =
                          [&](std::int64_t) {
                            backend.rope({.x = x.view(),

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "study/bench_data.h"
@@ -19,8 +20,15 @@ constexpr std::int64_t kSampledRows = 4;
 // y = x / sqrt(mean(x^2) + eps) * weight. The n squares and their sum have at most n roundings, the
 // quotient and the sum with eps one each, which the root halves; the root, the reciprocal and two
 // products round four times.
-void check_norm_row(const float* x, const std::vector<float>& weight, float eps, const float* got,
-                    DType activation, ResultCheck& check) {
+struct NormRow {
+  std::span<const float> x;
+  std::span<const float> weight;
+  float eps = 0;
+  DType activation = DType::kFloat32;
+};
+
+void check_norm(const NormRow& row, std::span<const float> got, ResultCheck& check) {
+  const auto& [x, weight, eps, activation] = row;
   const auto cols = static_cast<double>(weight.size());
   double sum = 0;
   for (std::size_t c = 0; c < weight.size(); ++c) {
@@ -85,9 +93,8 @@ void bench_norms(const BenchContext& context) {
                          adds ? rounded(activation, values[place] + deltas[place]) : values[place];
                      check.within(kept[c], input[c], 0, "x", static_cast<std::int64_t>(place));
                    }
-                   check_norm_row(input.data(), weights, eps,
-                                  download_rows(backend, y.view(), row, 1).data(), activation,
-                                  check);
+                   check_norm({.x = input, .weight = weights, .eps = eps, .activation = activation},
+                              download_rows(backend, y.view(), row, 1), check);
                  }
                  return check;
                }});

@@ -331,9 +331,9 @@ void bench_compact_case(const BenchContext& context, std::int64_t sequences, std
   const LargeValues values{.seed = context.seed("compact"), .exponent = -7};
   const DeviceTensor cache(backend, activation, Shape{copies * sequences, capacity, width});
   fill_large(backend, values, cache.view());
-  std::vector<std::int32_t> path;
+  std::vector<std::int32_t> path(kMaxPath);
   for (std::int32_t place = 0; place < kMaxPath; ++place) {
-    path.push_back(2 * place);
+    path[static_cast<std::size_t>(place)] = 2 * place;
   }
   std::vector<std::int32_t> paths;
   for (std::int64_t s = 0; s < sequences; ++s) {

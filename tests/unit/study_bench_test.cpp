@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -158,6 +159,24 @@ TEST(BenchCheckTest, BoundsAndFailures) {
   EXPECT_FALSE(check.passed());
   EXPECT_NE(check.failure().find("3 of 6"), std::string::npos) << check.failure();
   EXPECT_NE(check.failure().find("y 3: got 4, expected 1 +- 1"), std::string::npos);
+}
+
+// Few roundings count in full; many are held to what is likely, far below the result's own size.
+TEST(BenchCheckTest, BoundsOfProducts) {
+  const BoundedValue one = bounded_dot({3}, {{-2, 0.25}});
+  EXPECT_EQ(one.value, -6);
+  EXPECT_EQ(one.error, 0.75 + 1.01 * 2 * kFloatRound * 3 * 2.25);
+  constexpr std::int64_t kTerms = 7168;
+  BenchRandom random(1);
+  std::vector<double> weights;
+  std::vector<BoundedValue> x;
+  for (std::int64_t i = 0; i < kTerms; ++i) {
+    weights.push_back(random.uniform(-1, 1));
+    const double value = random.uniform(-1, 1);
+    x.push_back({value, store_error(DType::kBFloat16, value)});
+  }
+  const double size = std::sqrt(static_cast<double>(kTerms)) / 3;  // standard deviation of the sum
+  EXPECT_LT(bounded_dot(weights, x).error, 0.05 * size);
 }
 
 TEST(BenchCheckTest, SamplesHoldBothEnds) {

@@ -32,7 +32,7 @@ struct RandomBlock {
 
 // 64 random bits of element `index`: the finaliser of the SplitMix64 generator (Steele, Lea and
 // Flood 2014) at its index-th state.
-KDTREE_HOST_DEVICE inline std::uint64_t random_bits(std::uint64_t seed, std::int64_t index) {
+KDTREE_HOST_DEVICE constexpr std::uint64_t random_bits(std::uint64_t seed, std::int64_t index) {
   std::uint64_t z = seed + (static_cast<std::uint64_t>(index) + 1) * 0x9e3779b97f4a7c15U;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
@@ -40,7 +40,7 @@ KDTREE_HOST_DEVICE inline std::uint64_t random_bits(std::uint64_t seed, std::int
 }
 
 // The share of the way from low to high, in steps of 2^-24: exact in float32.
-KDTREE_HOST_DEVICE inline float random_share(std::uint64_t bits) {
+KDTREE_HOST_DEVICE constexpr float random_share(std::uint64_t bits) {
   return static_cast<float>(bits >> 40) * 0x1p-24F;
 }
 

@@ -11,14 +11,6 @@
 
 namespace kdtree {
 
-// 64 random bits of place `index` under `seed` (SplitMix64: Steele, Lea, Flood 2014).
-constexpr std::uint64_t random_bits(std::uint64_t seed, std::int64_t index) {
-  std::uint64_t z = seed + (static_cast<std::uint64_t>(index) + 1) * 0x9e3779b97f4a7c15U;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-  return z ^ (z >> 31);
-}
-
 // A sequence of random numbers, the same on every machine.
 class BenchRandom {
  public:

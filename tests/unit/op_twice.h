@@ -34,6 +34,7 @@ class TwiceBackend final : public Backend {
   DType activation_dtype() const override { return once_->activation_dtype(); }
   Stream stream() const override { return once_->stream(); }
   int num_threads() const override { return once_->num_threads(); }
+  DeviceFacts device_facts() const override { return once_->device_facts(); }
   Buffer allocate(std::int64_t bytes) override { return once_->allocate(bytes); }
   void upload(void* device, const void* host, std::int64_t bytes) override {
     once_->upload(device, host, bytes);
@@ -42,6 +43,10 @@ class TwiceBackend final : public Backend {
     once_->download(host, device, bytes);
   }
   void synchronize() override { once_->synchronize(); }
+  Buffer allocate_host(std::int64_t bytes) override { return once_->allocate_host(bytes); }
+  bool asynchronous() const override { return once_->asynchronous(); }
+  void set_fence(std::size_t index) override { once_->set_fence(index); }
+  void wait_fence(std::size_t index) override { once_->wait_fence(index); }
   std::int64_t free_bytes() const override { return once_->free_bytes(); }
   void prepare(const WeightView& matrix) override { once_->prepare(matrix); }
   std::unique_ptr<ExpertSet> make_expert_set(const ExpertWeights& weights) override {
@@ -64,6 +69,9 @@ class TwiceBackend final : public Backend {
   }
   void fill_zero(TensorView target) override {
     twice("fill_zero", {target}, [&] { once_->fill_zero(target); });
+  }
+  void fill_random(const RandomFill& fill, const RandomBlock& block, TensorView target) override {
+    twice("fill_random", {target}, [&] { once_->fill_random(fill, block, target); });
   }
 
   void embed(const WeightView& table, std::int64_t first_row, ConstTensorView token_ids,
@@ -135,6 +143,13 @@ class TwiceBackend final : public Backend {
       once_->experts(params);
     });
   }
+  void plan_dispatch(const DispatchPlanParams& params) override {
+    twice("plan_dispatch", {params.row_indices, params.counts},
+          [&] { once_->plan_dispatch(params); });
+  }
+  void pack_dispatch(const PackDispatchParams& params) override {
+    twice("pack_dispatch", {params.messages}, [&] { once_->pack_dispatch(params); });
+  }
 
   void top_k(ConstTensorView logits, std::int64_t first_id, TensorView values,
              TensorView ids) override {
@@ -172,6 +187,9 @@ class TwiceBackend final : public Backend {
   }
   void accepted_rows(const AcceptedRowsParams& params) override {
     twice("accepted_rows", {params.rows, params.positions}, [&] { once_->accepted_rows(params); });
+  }
+  void sum_words(ConstTensorView words, TensorView sum) override {
+    twice("sum_words", {sum}, [&] { once_->sum_words(words, sum); });
   }
   void advance(ConstTensorView path_lengths, ConstTensorView bonus_tokens,
                TensorView prefix_lengths, TensorView roots) override {

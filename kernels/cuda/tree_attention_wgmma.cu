@@ -32,13 +32,11 @@ constexpr int kWeights = kTiles + 2 * kTileBytes;
 constexpr int kReference = kWeights + 2 * kChunkBytes;  // [2, rows]
 constexpr int kRescale = kReference + 2 * kRows * 4;    // [2, rows]
 constexpr int kTotals = kRescale + 2 * kRows * 4;       // [2, rows]
-constexpr int kBarriers = kTotals + 2 * kRows * 4;      // [2, chunks], q
-constexpr int kSharedBytes = kBarriers + (2 * kChunks + 1) * 8;
+constexpr int kBarriers = kTotals + 2 * kRows * 4;      // [2, chunks], q, [2] weights
+constexpr int kSharedBytes = kBarriers + (2 * kChunks + 3) * 8;
 static_assert(kSharedBytes <= 227 * 1024);
 
-// Named barriers: weights of the first and of the second tile are there; one warpgroup.
-[[maybe_unused]] constexpr int kFirstReady = 2;
-[[maybe_unused]] constexpr int kSecondReady = 3;
+// Named barriers, one for each warpgroup.
 [[maybe_unused]] constexpr int kGroupBarrier = 4;
 
 // Sets infinities and NaN of two bf16 to zero.
@@ -90,11 +88,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   const std::uint32_t base = shared_address(shared);
   const std::uint32_t barriers = base + kBarriers;
   const std::uint32_t query_barrier = barriers + 2 * kChunks * 8;
+  // [2] the weights of the warpgroup's tile are there. A warpgroup publishes the next ones only
+  // after the other one has published its own, hence waited for these: one phase ahead at most.
+  const std::uint32_t ready_barriers = query_barrier + 8;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * kChunks + 1; ++i) {
-      mbarrier_init(barriers + i * 8);
+      mbarrier_init(barriers + i * 8, 1);
     }
+    mbarrier_init(ready_barriers, kGroup);
+    mbarrier_init(ready_barriers + 8, kGroup);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -261,9 +264,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     highest_b = fmaxf(highest_b, __shfl_xor_sync(~0U, highest_b, 1));
     highest_b = fmaxf(highest_b, __shfl_xor_sync(~0U, highest_b, 2)) * scale;
   };
-  // Moves the references on, writes this warpgroup's weights and tells the other one by `ready`.
-  // Returns the factors for the output.
-  const auto publish_weights = [&](float highest_a, float highest_b, int ready, float& factor_a,
+  // Moves the references on, writes this warpgroup's weights and tells the other one. Returns the
+  // factors for the output.
+  const auto publish_weights = [&](float highest_a, float highest_b, float& factor_a,
                                    float& factor_b) {
     const float new_a = highest_a > reference_a + kLazyGrowth ? highest_a : reference_a;
     const float new_b = highest_b > reference_b + kLazyGrowth ? highest_b : reference_b;
@@ -297,7 +300,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       rescales[group * kRows + row_a + 8] = factor_b;
     }
     fence_async_proxy();
-    named_arrive(ready, kThreads);
+    mbarrier_arrive(ready_barriers + group * 8);
     named_barrier(kGroupBarrier + group, kGroup);
   };
   // Takes over what the other warpgroup has published.
@@ -335,13 +338,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int t = 2 * i;
       score_tile(i & 1);
       mask_tile(t, highest_a, highest_b);
-      publish_weights(highest_a, highest_b, kFirstReady, factor_a, factor_b);
+      publish_weights(highest_a, highest_b, factor_a, factor_b);
       rescale_output(factor_a, factor_b);
       add_values(0);
       wgmma_wait();
       reload_half(0, t + 2);
       if (t + 1 < num_tiles) {
-        named_barrier(kSecondReady, kThreads);
+        mbarrier_wait(ready_barriers + 8, i & 1);
         receive(factor_a, factor_b);
         wait_half(1, i & 1);
         rescale_output(factor_a, factor_b);
@@ -358,13 +361,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         score_tile(i & 1);
         mask_tile(t, highest_a, highest_b);
       }
-      named_barrier(kFirstReady, kThreads);
+      mbarrier_wait(ready_barriers, i & 1);
       receive(factor_a, factor_b);
       wait_half(0, i & 1);
       rescale_output(factor_a, factor_b);
       add_values(0);
       if (has_tile) {
-        publish_weights(highest_a, highest_b, kSecondReady, factor_a, factor_b);
+        publish_weights(highest_a, highest_b, factor_a, factor_b);
         wgmma_wait();
         reload_half(0, t + 1);
         rescale_output(factor_a, factor_b);

@@ -101,8 +101,9 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_init(std::uint32_t barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier) : "memory");
+// A phase is complete after `count` arrivals and all bytes that were expected.
+__device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -110,6 +111,10 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 __device__ __forceinline__ void mbarrier_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
+}
+// Who waits for the phase sees what this thread wrote before.
+__device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity) {
   std::uint32_t done;
@@ -122,10 +127,6 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
   } while (done == 0);
 }
 
-// Arrives at a named barrier without waiting for it.
-__device__ __forceinline__ void named_arrive(int id, int num_threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
-}
 // named_barrier that returns whether any thread's `value` is true.
 __device__ __forceinline__ bool named_barrier_or(int id, int num_threads, bool value) {
   std::uint32_t any;

@@ -178,10 +178,11 @@ TEST_P(TreeAttentionTest, NodeOfATreeEqualsItsPathCommitted) {
           std::copy_n(data.cache.begin() + first + path[i] * latent, latent,
                       committed.cache.begin() + first + static_cast<std::int64_t>(i) * latent);
         }
-        const HostSequence alone = {.slot = 2,
-                                    .prefix = prefix + static_cast<std::int32_t>(path.size()) - 1,
-                                    .parents = {-1}};
-        const auto plain = run(once(), {alone}, committed, false);
+        std::vector<HostSequence> alone(1);
+        alone[0].slot = 2;
+        alone[0].prefix = prefix + static_cast<std::int32_t>(path.size()) - 1;
+        alone[0].parents.assign(1, -1);
+        const auto plain = run(once(), alone, committed, false);
         const std::string name = "node " + std::to_string(node);
         if (backend().name() == "cpu") {
           expect_same_bits(row_of(got, node, width), plain, name);

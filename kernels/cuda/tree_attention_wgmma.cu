@@ -31,9 +31,9 @@ constexpr int kTiles = kQuery + (kChunks - 1) * kChunkBytes;
 constexpr int kWeights = kTiles + 2 * kTileBytes;
 constexpr int kReference = kWeights + 2 * kChunkBytes;  // [2, rows]
 constexpr int kRescale = kReference + 2 * kRows * 4;    // [2, rows]
-constexpr int kTotals = kRescale + 2 * kRows * 4;       // [2, rows]
-constexpr int kBarriers = kTotals + 2 * kRows * 4;      // [2, chunks], q, [2] weights
-constexpr int kSharedBytes = kBarriers + (2 * kChunks + 3) * 8;
+constexpr int kTotals = kRescale + 2 * kRows * 4;       // [rows] of the second warpgroup
+constexpr int kBarriers = kTotals + kRows * 4;          // [2, chunks], q, [2] weights, totals
+constexpr int kSharedBytes = kBarriers + (2 * kChunks + 4) * 8;
 static_assert(kSharedBytes <= 227 * 1024);
 
 // Named barriers, one for each warpgroup.
@@ -91,6 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // [2] the weights of the warpgroup's tile are there. A warpgroup publishes the next ones only
   // after the other one has published its own, hence waited for these: one phase ahead at most.
   const std::uint32_t ready_barriers = query_barrier + 8;
+  const std::uint32_t totals_barrier = ready_barriers + 2 * 8;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * kChunks + 1; ++i) {
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     mbarrier_init(ready_barriers, kGroup);
     mbarrier_init(ready_barriers + 8, kGroup);
+    mbarrier_init(totals_barrier, kGroup);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -241,10 +243,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (odd && is_tree) {
         auto* const words = reinterpret_cast<std::uint32_t*>(values);
         for (int i = thread; i < kRank / 64 * kChunkBytes / 4; i += kGroup) {
-          words[i] = finite_or_zero(words[i]);
+          const int key = i % (kChunkBytes / 4) / (128 / 4);
+          if (key < left) {  // the others become zeros below
+            words[i] = finite_or_zero(words[i]);
+          }
         }
       }
-      // A word that is being made finite above may miss its zero here: finite is enough.
       for (int i = thread; i < (kKeys - left) * (kRank / 8); i += kGroup) {
         const int key = left + i / (kRank / 8);
         const int unit = i % (kRank / 8);
@@ -385,21 +389,24 @@ __global__ void __launch_bounds__(kThreads, 1)
   total_b += __shfl_xor_sync(~0U, total_b, 1);
   total_b += __shfl_xor_sync(~0U, total_b, 2);
   auto* const totals = reinterpret_cast<float*>(shared + kTotals);
-  if (t4 == 0) {
-    totals[group * kRows + row_a] = total_a;
-    totals[group * kRows + row_a + 8] = total_b;
+  if (group == 1) {
+    if (t4 == 0) {
+      totals[row_a] = total_a;
+      totals[row_a + 8] = total_b;
+    }
+    mbarrier_arrive(totals_barrier);
+  } else {
+    mbarrier_wait(totals_barrier, 0);
   }
-  __syncthreads();
   // The last tile's warpgroup has the final reference; the other one has received it, or it has
   // received the other's.
   if (group == 0 && t4 == 0) {
     if (has_a) {
-      *p.partials.stat(blockIdx.y, first_row + row_a) = {reference_a,
-                                                         totals[row_a] + totals[kRows + row_a]};
+      *p.partials.stat(blockIdx.y, first_row + row_a) = {reference_a, total_a + totals[row_a]};
     }
     if (has_b) {
-      *p.partials.stat(blockIdx.y, first_row + row_a + 8) = {
-          reference_b, totals[row_a + 8] + totals[kRows + row_a + 8]};
+      *p.partials.stat(blockIdx.y, first_row + row_a + 8) = {reference_b,
+                                                             total_b + totals[row_a + 8]};
     }
   }
   float* const target = p.partials.row(blockIdx.y, first_row + row_a) + group * 256 + t4 * 2;

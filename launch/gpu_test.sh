@@ -2,30 +2,41 @@
 # Builds the cuda preset and runs every GPU test of this machine: op tests on both backends, collectives over NCCL and
 # staged through the host, published and generated golden outputs on 1 and 2 GPUs, what the host does beside a step,
 # then bf16 runs of a trained pair and of a random model with the layers of Kimi K2.6.
-#   usage: gpu_test.sh [--sanitizer] [--bench]
-#     --sanitizer  op tests and a short generation under compute-sanitizer as well (minutes)
-#     --bench      kdtree bench kernels as well (minutes)
+#   usage: gpu_test.sh [--sanitizer] [--bench] [--only PATTERN]
+#     --sanitizer     op tests and a short generation under compute-sanitizer as well (minutes)
+#     --bench         kdtree bench kernels as well (minutes)
+#     --only PATTERN  only steps whose name matches this extended regular expression
 # KDTREE_RESULTS=FOLDER (build/cuda/gpu_test) gets the JSON lines. KDTREE_SKIP_PACKAGES=1 takes the machine as it is. A
 # step that fails is reported at the end; the others still run.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-sanitizer=0 bench=0
-for argument in "$@"; do
-  case $argument in
+sanitizer=0 bench=0 only=
+while [ $# -gt 0 ]; do
+  case $1 in
     --sanitizer) sanitizer=1 ;;
     --bench) bench=1 ;;
+    --only)
+      only=${2:?--only needs a pattern}
+      shift
+      ;;
     *)
       sed -n '2,/^source/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
       exit 2
       ;;
   esac
+  shift
 done
 
 failures=()
+num_steps=0
 # attempt NAME COMMAND...: runs a step; notes its failure.
 attempt() {
   local name=$1 start=$SECONDS
   shift
+  if [ -n "$only" ] && ! [[ $name =~ $only ]]; then
+    return 0
+  fi
+  num_steps=$((num_steps + 1))
   step "$name"
   if "$@"; then
     echo "ok: $name ($((SECONDS - start)) s)"
@@ -61,6 +72,26 @@ on_ranks() {
   set_mpirun "$1"
   shift
   "${mpirun[@]}" --oversubscribe "$@"
+}
+
+# op_tests: all of them on the GPU, several processes side by side: the host's double precision takes most of the time.
+op_tests() {
+  local shard shards failed=0
+  local -a running=()
+  shards=$(($(nproc) < 8 ? $(nproc) : 8))
+  for ((shard = 0; shard < shards; ++shard)); do
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$build/tests/kdtree_unit_tests" --gtest_filter='*/cuda*' \
+      --gtest_brief=1 >"$results/op_tests.$shard.log" 2>&1 &
+    running+=($!)
+  done
+  for shard in "${!running[@]}"; do
+    if ! wait "${running[$shard]}"; then
+      failed=1
+      cat "$results/op_tests.$shard.log"
+    fi
+  done
+  grep -h -E 'PASSED|SKIPPED' "$results"/op_tests.*.log
+  return $failed
 }
 
 # goldens RANKS [COMMUNICATOR]: engine tests in float32, tokens, trees and acceptance lengths.
@@ -116,7 +147,7 @@ calls() {
 }
 
 attempt "machine code" bash -c "cuobjdump --list-elf $build/launch/kdtree | grep -oE 'sm_[0-9a]+' | sort | uniq -c"
-attempt "op tests" "$build/tests/kdtree_unit_tests" --gtest_filter='*/cuda*' --gtest_brief=1
+attempt "op tests" op_tests
 attempt "goldens, 1 GPU" goldens 1
 attempt "calls of a step, 1 GPU" calls 1
 attempt "calls of a step with alltoall, 1 GPU" calls 1 --exchange alltoall
@@ -177,4 +208,8 @@ if [ ${#failures[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failures[@]}"
   exit 1
 fi
-echo "all GPU tests passed on $gpus GPUs"
+if [ $num_steps = 0 ]; then
+  echo "no step's name matches '$only'"
+  exit 1
+fi
+echo "all $num_steps steps passed on $gpus GPUs"

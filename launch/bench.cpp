@@ -57,7 +57,6 @@ class LineOutput {
 
 // What all lines of a run share.
 Json run_json(const BenchKernelsOptions& options, const Backend& backend, const std::string& host) {
-  const DeviceFacts device = backend.device_facts();
   const BuildInfo& build = build_info();
   return {{"model", std::filesystem::path(options.model_config).stem().string()},
           {"ranks", options.ranks},
@@ -66,14 +65,7 @@ Json run_json(const BenchKernelsOptions& options, const Backend& backend, const 
           {"backend", backend.name()},
           {"threads", backend.num_threads()},
           {"host", host},
-          {"device",
-           {{"name", device.name},
-            {"architecture", device.architecture},
-            {"uuid", device.uuid},
-            {"driver_cuda", device.driver_cuda},
-            {"num_processors", device.num_processors},
-            {"memory_bytes", device.memory_bytes},
-            {"cache_bytes", device.cache_bytes}}},
+          {"device", device_json(backend.device_facts())},
           {"version", build.version},
           {"commit", build.commit},
           {"compiler", build.compiler},

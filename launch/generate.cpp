@@ -241,9 +241,13 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
       .exchange = job.engine.exchange == ExchangeKind::kAllToAll ? "alltoall" : "allreduce",
       .mode = job.mode,
       .weights = job.weights,
+      .dtype = backend->activation_dtype() == DType::kBFloat16 ? "bf16" : "fp32",
       .host = group.host_name(),
+      .device = backend->device_facts(),
       .world_size = group.world_size(),
       .threads = backend->num_threads(),
+      .batch_size = job.engine.batch_size,
+      .tree_nodes = sizes.max_nodes,
       .draft_horizon = job.source.drafter ? job.source.drafter->config.draft_horizon() : 0,
       .with_top_logits = config.top_logits > 0,
       .with_steps = config.dump_steps};

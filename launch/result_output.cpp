@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <iostream>
 #include <numeric>
+#include <utility>
 
 #include "core/build_info.h"
 #include "core/check.h"
@@ -67,34 +69,79 @@ Json step_json(const StepRecord& step) {
           {"bonus_token", step.bonus_token}};
 }
 
-Json metrics_json(const Result& result, const RunFacts& facts) {
-  Json stages;
-  stages["prefill"] = result.metrics.prefill_ms;
-  for (std::size_t stage = 0; stage < kNumStages; ++stage) {
-    stages[stage_name(static_cast<Stage>(stage))] = result.metrics.stage_ms[stage];
+// The value that this share of `samples` does not exceed (nearest rank); 0 without samples.
+double percentile(std::vector<double> samples, double share) {
+  if (samples.empty()) {
+    return 0;
   }
+  const auto rank =
+      static_cast<std::ptrdiff_t>(std::ceil(share * static_cast<double>(samples.size()))) - 1;
+  const auto place = samples.begin() + std::max<std::ptrdiff_t>(rank, 0);
+  std::nth_element(samples.begin(), place, samples.end());
+  return *place;
+}
+
+Json stage_times_json(const SequenceMetrics& metrics) {
+  Json sums;
+  Json medians;
+  sums["prefill"] = metrics.prefill_ms;
+  for (std::size_t stage = 0; stage < kNumStages; ++stage) {
+    std::vector<double> times;
+    for (const StageTimes& step : metrics.steps) {
+      times.push_back(step[stage]);
+    }
+    const std::string name = stage_name(static_cast<Stage>(stage));
+    sums[name] = std::accumulate(times.begin(), times.end(), 0.0);
+    medians[name] = percentile(std::move(times), 0.5);
+  }
+  std::vector<double> steps;
+  for (const StageTimes& step : metrics.steps) {
+    steps.push_back(std::accumulate(step.begin(), step.end(), 0.0));
+  }
+  return {{"stage_ms", sums},
+          {"stage_p50_ms", medians},
+          {"step_p50_ms", percentile(steps, 0.5)},
+          {"step_p99_ms", percentile(steps, 0.99)}};
+}
+
+Json metrics_json(const Result& result, const RunFacts& facts) {
   const BuildInfo& build = build_info();
-  return {{"time_to_first_token_ms", result.metrics.time_to_first_token_ms},
-          {"tokens_per_second", tokens_per_second(result)},
-          {"total_ms", result.metrics.total_ms},
-          {"stage_ms", stages},
-          {"num_steps", result.acceptance_lengths.size()},
-          {"acceptance_length", mean_acceptance_length(result)},
-          {"per_depth_acceptance", per_depth_acceptance(result, facts.draft_horizon)},
-          {"mode", facts.mode},
-          {"weights", facts.weights},
-          {"backend", facts.backend},
-          {"communicator", facts.communicator},
-          {"exchange", facts.exchange},
-          {"world_size", facts.world_size},
-          {"threads", facts.threads},
-          {"host", facts.host},
-          {"version", build.version},
-          {"commit", build.commit},
-          {"compiler", build.compiler}};
+  Json json = {{"time_to_first_token_ms", result.metrics.time_to_first_token_ms},
+               {"tokens_per_second", tokens_per_second(result)},
+               {"total_ms", result.metrics.total_ms}};
+  json.update(stage_times_json(result.metrics));
+  json.update(Json{{"num_steps", result.acceptance_lengths.size()},
+                   {"acceptance_length", mean_acceptance_length(result)},
+                   {"per_depth_acceptance", per_depth_acceptance(result, facts.draft_horizon)},
+                   {"mode", facts.mode},
+                   {"batch_size", facts.batch_size},
+                   {"tree_nodes", facts.tree_nodes},
+                   {"weights", facts.weights},
+                   {"dtype", facts.dtype},
+                   {"backend", facts.backend},
+                   {"communicator", facts.communicator},
+                   {"exchange", facts.exchange},
+                   {"world_size", facts.world_size},
+                   {"threads", facts.threads},
+                   {"host", facts.host},
+                   {"device", device_json(facts.device)},
+                   {"version", build.version},
+                   {"commit", build.commit},
+                   {"compiler", build.compiler}});
+  return json;
 }
 
 }  // namespace
+
+Json device_json(const DeviceFacts& device) {
+  return {{"name", device.name},
+          {"architecture", device.architecture},
+          {"uuid", device.uuid},
+          {"driver_cuda", device.driver_cuda},
+          {"num_processors", device.num_processors},
+          {"memory_bytes", device.memory_bytes},
+          {"cache_bytes", device.cache_bytes}};
+}
 
 Json result_json(const Result& result, const RunFacts& facts) {
   Json json = {

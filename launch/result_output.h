@@ -6,6 +6,7 @@
 
 #include "config/run_config.h"
 #include "engine/request.h"
+#include "kernels/backend.h"
 
 namespace kdtree {
 
@@ -16,9 +17,13 @@ struct RunFacts {
   std::string exchange;
   std::string mode;
   std::string weights;
+  std::string dtype;  // of activations: "fp32", "bf16"
   std::string host;
+  DeviceFacts device;  // of rank 0
   int world_size = 1;
   int threads = 1;
+  std::int64_t batch_size = 1;
+  std::int64_t tree_nodes = 1;  // of a step and sequence at most, root included
   std::int64_t draft_horizon = 0;
   bool with_top_logits = false;
   bool with_steps = false;
@@ -28,6 +33,8 @@ struct RunFacts {
 nlohmann::ordered_json result_json(const Result& result, const RunFacts& facts);
 // A few lines for people.
 std::string result_text(const Result& result, const RunFacts& facts);
+
+nlohmann::ordered_json device_json(const DeviceFacts& device);
 
 // Writes to stdout and flushes. InputError if stdout does not take it.
 void write_stdout(const std::string& text);

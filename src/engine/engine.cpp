@@ -180,8 +180,7 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
                                    .eos_token_ids = config_.eos_token_ids,
                                    .record_steps = options_.record_steps,
                                    .near_tie_share = near_tie_share(
-                                       context_.backend.activation_dtype(),
-                                       config_.num_hidden_layers, config_.vocab_size)},
+                                       context_.backend.activation_dtype(), config_)},
                   shared, on_result);
   }
   Scheduler* scheduler = rank0 ? &*rank0 : nullptr;

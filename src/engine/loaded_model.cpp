@@ -150,32 +150,43 @@ void check_memory(const MemoryPlan& plan, const ProcessGroup& group, const Backe
 std::int64_t context_for_memory(const ModelSource& source, const EngineOptions& options,
                                 const LoadOptions& load, const ContextGoal& goal,
                                 ProcessGroup& group, const Backend& backend) {
+  // What a rank has, what the least context needs, and each token more.
+  struct Need {
+    double room = 0;
+    double least = 0;
+    double of_token = 0;
+  };
+  Need own;
   const LoadOptions own_load = for_ranks(load, group, options);
-  const double room = goal.fraction * static_cast<double>(available_bytes(group, backend));
   const auto plan_bytes = [&](std::int64_t context) {
     EngineOptions tried = options;
     tried.max_context = context;
     return static_cast<double>(memory_plan(source, tried, own_load, backend).total_bytes());
   };
-  std::int64_t largest = options.max_context;
   run_together(group, [&] {
-    const double least = plan_bytes(options.max_context);
-    require_input(least <= room,
-                  "--memory-fraction {}: that is {:.3f} GB on rank {}, and a context of {} tokens "
-                  "needs {:.3f} GB",
-                  goal.fraction, room / 1e9, group.rank(), options.max_context, least / 1e9);
+    own.room = goal.fraction * static_cast<double>(available_bytes(group, backend));
+    own.least = plan_bytes(options.max_context);
     // Caches and position tables grow with the context, a token like the other.
-    const double of_token = plan_bytes(options.max_context + 1) - least;
-    const double more =
-        of_token > 0 ? std::floor((room - least) / of_token) : static_cast<double>(goal.limit);
-    const auto most = static_cast<double>(std::max(goal.limit, options.max_context));
-    largest =
-        static_cast<std::int64_t>(std::min(static_cast<double>(options.max_context) + more, most));
-    check(plan_bytes(largest) <= room, "a context of {} tokens takes more than planned", largest);
+    own.of_token = plan_bytes(options.max_context + 1) - own.least;
   });
-  std::vector<std::int64_t> all(static_cast<std::size_t>(group.world_size()));
-  group.all_gather(&largest, sizeof largest, all.data());
-  return *std::min_element(all.begin(), all.end());
+  std::vector<Need> all(static_cast<std::size_t>(group.world_size()));
+  group.all_gather(&own, sizeof own, all.data());
+  // Every rank goes by all of them: one verdict.
+  auto largest = static_cast<double>(std::max(goal.limit, options.max_context));
+  run_together(group, [&] {
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const Need& need = all[rank];
+      require_input(need.least <= need.room,
+                    "--memory-fraction {} is too little: that is {:.3f} GB on rank {}, and a "
+                    "context of {} tokens needs {:.3f} GB",
+                    goal.fraction, need.room / 1e9, rank, options.max_context, need.least / 1e9);
+      if (need.of_token > 0) {
+        const double more = std::floor((need.room - need.least) / need.of_token);
+        largest = std::min(largest, static_cast<double>(options.max_context) + more);
+      }
+    }
+  });
+  return static_cast<std::int64_t>(largest);
 }
 
 LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options,

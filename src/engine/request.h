@@ -46,7 +46,7 @@ struct SequenceMetrics {
   double time_to_first_token_ms = 0;  // from admission: the prompt's forward passes
   double total_ms = 0;                // from admission to the last token
   double prefill_ms = 0;
-  StageTimes stage_ms{};  // sums over the steps that the sequence took part in
+  std::vector<StageTimes> steps;  // that the sequence took part in
 };
 
 struct Result {

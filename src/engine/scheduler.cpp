@@ -127,10 +127,7 @@ bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree,
 
 void Scheduler::add_stage_times(std::span<const std::int32_t> slots, const StageTimes& times) {
   for (const std::int32_t slot : slots) {
-    Active& entry = active(slot);
-    for (std::size_t stage = 0; stage < kNumStages; ++stage) {
-      entry.result.metrics.stage_ms[stage] += times[stage];
-    }
+    active(slot).result.metrics.steps.push_back(times);
   }
 }
 

@@ -32,7 +32,7 @@ done
 refused 0 'random weights need a config.json' generate "${random[@]}" --model "$work" --prompt-ids 1
 refused 0 'random weights need a config.json' generate "${random[@]}" --model "$work/none.json" \
   --prompt-ids 1
-refused 0 'is no valid JSON' generate "${random[@]}" --model "$trained/target/model.safetensors" \
+refused 0 'not valid JSON' generate "${random[@]}" --model "$trained/target/model.safetensors" \
   --prompt-ids 1
 refused 0 'needs a drafter' generate "${random[@]}" --model "$kimi" --mode tree --prompt-ids 1
 refused 2 'needs a drafter' generate "${random[@]}" --model "$kimi" --mode tree --prompt-ids 1
@@ -51,13 +51,14 @@ decodes 0 "${some[@]}" --top-logits 2 --memory-fraction 1 -- --top-logits 2 --sa
 printf 'memory_fraction = 0.25\nmodel = "%s"\n' "$tiny" >"$work/run.toml"
 decodes 0 --config "$work/run.toml" --prompt-ids 1,2,3 --max-new-tokens 6 --top-logits 2 -- \
   --top-logits 2 --same-as "$work/some"
-refused 0 '--memory-fraction 1e-07: that is' generate "${some[@]}" --memory-fraction 1e-7
-refused 3 '--memory-fraction 1e-07: that is' generate "${some[@]}" --memory-fraction 1e-7
+refused 0 '--memory-fraction 1e-07 is too little' generate "${some[@]}" --memory-fraction 1e-7
+refused 3 '--memory-fraction 1e-07 is too little' generate "${some[@]}" --memory-fraction 1e-7
 refused 0 'give --max-context or --memory-fraction, not both' generate "${some[@]}" \
   --memory-fraction 0.5 --max-context 20
-for value in 0 -0.5 1.5 nan much ''; do
+for value in 0 -0.5 1.5 nan much; do
   refused 0 "'$value' is no number above 0 up to 1" generate "${some[@]}" "--memory-fraction=$value"
 done
+refused 0 '--memory-fraction: 1 required SHARE missing' generate "${some[@]}" --memory-fraction=
 printf 'memory-fraction = "0.5"\n' >"$work/run.toml"
 refused 0 "run.toml: line 1: key 'memory-fraction': expected a number" generate "${some[@]}" \
   --config "$work/run.toml"

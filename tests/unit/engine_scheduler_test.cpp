@@ -236,7 +236,7 @@ TEST_F(EngineScheduler, StepsAreRecordedWhereAskedFor) {
   EXPECT_TRUE(results_[0].steps.at(1).draft_top_log_probs.empty());
 }
 
-TEST_F(EngineScheduler, StageTimesAddUpForEverySequenceOfAStep) {
+TEST_F(EngineScheduler, StageTimesAreKeptForEverySequenceOfAStep) {
   add_request(1, 3);
   Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});
   expect_prefill(scheduler, 0, 0);
@@ -248,7 +248,7 @@ TEST_F(EngineScheduler, StageTimesAddUpForEverySequenceOfAStep) {
   EXPECT_TRUE(advance(scheduler, 0, {}, 12));
   next(scheduler);
   ASSERT_EQ(results_.size(), 1U);
-  EXPECT_EQ(results_[0].metrics.stage_ms, (StageTimes{2, 3, 4, 5, 6}));
+  EXPECT_EQ(results_[0].metrics.steps, (std::vector<StageTimes>{{1, 2, 3, 4, 5}, {1, 1, 1, 1, 1}}));
   EXPECT_GE(results_[0].metrics.total_ms, results_[0].metrics.prefill_ms);
 }
 
@@ -287,13 +287,30 @@ TEST_F(EngineScheduler, NearTiesNameTheOutputTokensChosenByThem) {
 }
 
 TEST(EngineNearTie, TheShareFollowsTheFormat) {
+  ModelConfig config;
+  config.num_hidden_layers = 4;
+  config.vocab_size = 512;
   // 8 roundings a layer: sqrt(8 * 4 + 1) of them, each u / sqrt(3), over sqrt(2 ln 512).
-  const double roundings = std::sqrt(33.0 / 3);
+  const double rounding = 0x1p-8 * std::sqrt(33.0 / 3);
   const double spread = std::sqrt(2 * std::log(512.0));
-  EXPECT_DOUBLE_EQ(near_tie_share(DType::kBFloat16, 4, 512),
-                   4 * std::sqrt(2.0) * 0x1p-8 * roundings / spread);
-  EXPECT_DOUBLE_EQ(near_tie_share(DType::kFloat32, 4, 512) * 0x1p16,
-                   near_tie_share(DType::kBFloat16, 4, 512));
+  const double dense = 4 * std::sqrt(2.0) * rounding / spread;
+  EXPECT_DOUBLE_EQ(near_tie_share(DType::kBFloat16, config), dense);
+  EXPECT_DOUBLE_EQ(near_tie_share(DType::kFloat32, config) * 0x1p16, dense);
+
+  // 2 of 4 experts: z = 0, phi = 1 / sqrt(2 pi), g = sqrt(2 pi) / 4, p = 2 r / (sqrt(pi) g).
+  config.n_routed_experts = 4;
+  config.num_experts_per_tok = 2;
+  config.first_k_dense_replace = 1;
+  config.moe_layer_freq = 1;
+  const double swap = 8 * rounding / (std::sqrt(2.0) * std::acos(-1.0));
+  const double router = std::sqrt(3 * swap / 4) / 2;
+  EXPECT_NEAR(near_tie_share(DType::kBFloat16, config),
+              dense * std::hypot(rounding, router) / rounding, 1e-9);
+  // In float32 a change of places is too rare to count.
+  EXPECT_DOUBLE_EQ(near_tie_share(DType::kFloat32, config) * 0x1p16, dense);
+  // All experts are chosen: there is nothing to change places with.
+  config.num_experts_per_tok = 4;
+  EXPECT_DOUBLE_EQ(near_tie_share(DType::kBFloat16, config), dense);
 }
 
 TEST(EngineNearTie, DistancesBelowTheShare) {

@@ -21,9 +21,11 @@ KEYS = ["index", "prompt_ids", "output_ids", "acceptance_lengths", "near_ties",
 STAGES = ["prefill", "draft", "tree_build", "verify", "accept", "commit"]
 METRIC_TYPES = {
     "time_to_first_token_ms": float, "tokens_per_second": float, "total_ms": float,
-    "stage_ms": dict, "num_steps": int, "acceptance_length": float, "per_depth_acceptance": list,
-    "mode": str, "weights": str, "backend": str, "communicator": str, "exchange": str,
-    "world_size": int, "threads": int, "host": str, "version": str, "commit": str, "compiler": str}
+    "stage_ms": dict, "stage_p50_ms": dict, "step_p50_ms": float, "step_p99_ms": float,
+    "num_steps": int, "acceptance_length": float, "per_depth_acceptance": list,
+    "mode": str, "batch_size": int, "tree_nodes": int, "weights": str, "dtype": str, "backend": str, "communicator": str, "exchange": str,
+    "world_size": int, "threads": int, "host": str, "device": dict,
+    "version": str, "commit": str, "compiler": str}
 STEP_KEYS = ["root", "draft_top_log_probs", "token_ids", "depths", "parents", "accepted_nodes",
              "bonus_token"]
 
@@ -62,6 +64,12 @@ def check_metrics(line: Line, where: str) -> None:
     stages = metrics["stage_ms"]
     require(list(stages) == STAGES and all(is_number(time) and time >= 0
                                            for time in stages.values()), f"{where}: {stages}")
+    medians = metrics["stage_p50_ms"]
+    require(list(medians) == STAGES[1:] and all(is_number(medians[stage]) and
+                                                0 <= medians[stage] <= stages[stage] + 1e-9
+                                                for stage in medians), f"{where}: {medians}")
+    require(metrics["step_p50_ms"] <= metrics["step_p99_ms"], f"{where}: percentiles")
+    require(isinstance(metrics["device"].get("name"), str), f"{where}: {metrics['device']}")
     require(metrics["time_to_first_token_ms"] <= metrics["total_ms"], f"{where}: times disagree")
 
     lengths = line["acceptance_lengths"]

@@ -2,13 +2,12 @@
 //
 // Conventions of all ops:
 // - Shapes are row-major, outermost first; "rows" counts the tokens of a call (nodes of all trees,
-// or prompt tokens).
-//   rows == 0 is legal and does nothing. Inputs and outputs do not overlap unless an op says so.
+//   or prompt tokens). rows == 0 is legal and does nothing. Inputs and outputs do not overlap
+//   unless an op says so.
 // - "activation" tensors have the dtype that activation_dtype() names (float32 on the CPU). Index
-// tensors are int32.
+//   tensors are int32.
 // - Row independence: the bits of an output row do not depend on how many other rows the call has,
-// nor on their
-//   content. Sums run in an order that is fixed by the shapes alone.
+//   nor on their content. Sums run in an order that is fixed by the shapes alone.
 // - Work is ordered on stream(); the memory of all tensors belongs to the caller.
 // - Malformed shapes are programming errors and throw Error.
 #pragma once
@@ -39,8 +38,8 @@ struct RopeParams {
   std::int64_t head_stride = 0;
   std::int64_t offset = 0;
   ConstTensorView positions;  // [rows]
-  ConstTensorView
-      cos_sin;  // [max_positions, rope_dim] float32: rope_dim / 2 cosines, then the sines
+  // [max_positions, rope_dim] float32: rope_dim / 2 cosines, then the sines
+  ConstTensorView cos_sin;
   RopeLayout layout = RopeLayout::kInterleaved;
 };
 
@@ -100,8 +99,8 @@ struct RouterParams {
   bool norm_topk_prob = true;  // divide the chosen scores by their sum + 1e-20
   bool scale_always = true;    // false (DeepSeek-V2): scale only if norm_topk_prob is false
   float routed_scaling_factor = 1;
-  TensorView
-      expert_ids;  // [rows, num_experts_per_tok] logical experts, best first, ties to the lower id
+  // [rows, num_experts_per_tok] logical experts, best first, ties to the lower id
+  TensorView expert_ids;
   TensorView expert_weights;  // [rows, num_experts_per_tok] float32
 };
 
@@ -127,8 +126,8 @@ struct ExpertsParams {
   ConstTensorView expert_ids;          // [rows, k] logical experts; -1 = none; may be strided
   ConstTensorView expert_weights;      // [rows, k] float32; may be strided
   ConstTensorView logical_to_slot;     // [n_routed_experts] slot on this rank, or -1
-  TensorView
-      output;  // [rows, hidden] activation: sum over k, in order of k, of the experts held here
+  // [rows, hidden] activation: sum over k, in order of k, of the experts held here
+  TensorView output;
   TensorView workspace;  // [bytes] uint8, at least experts_workspace_bytes()
 };
 
@@ -167,8 +166,8 @@ struct PackDispatchParams {
 struct CacheWriteParams {
   ConstTensorView values;  // [rows, width] activation; may be strided
   TensorView cache;        // [slots, capacity, width] activation
-  TreeBatch
-      batch;  // row r goes to cache row prefix_length + (r - row_offset) of its sequence's slot
+  // row r goes to cache row prefix_length + (r - row_offset) of its sequence's slot
+  TreeBatch batch;
 };
 
 struct BlockAttentionParams {
@@ -181,8 +180,8 @@ struct BlockAttentionParams {
   ConstTensorView query;        // [rows, num_heads * head_dim] activation
   ConstTensorView key_cache;    // [slots, capacity, num_key_value_heads * head_dim] activation
   ConstTensorView value_cache;  // the same shape
-  TreeBatch
-      batch;  // a row sees its whole slot: prefix and every row of its own sequence in the batch
+  // a row sees its whole slot: prefix and every row of its own sequence in the batch
+  TreeBatch batch;
   TensorView output;  // [rows, num_heads * head_dim] activation
 };
 
@@ -209,8 +208,8 @@ struct AcceptParams {
   ConstTensorView choices;      // [rows] the target's token at every node, sequence after sequence
   ConstTensorView row_offsets;  // [sequences + 1] first row of each sequence in `choices`
   TensorView path_lengths;      // [sequences] nodes on the accepted path, with the root
-  TensorView
-      paths;  // [sequences, max_path] their indices, ascending; max_path >= longest depth + 1
+  // [sequences, max_path] their indices, ascending; max_path >= longest depth + 1
+  TensorView paths;
   TensorView bonus_tokens;  // [sequences] the target's token behind the path
 };
 
@@ -276,8 +275,7 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   virtual ~Backend() = default;
 
-  // ---- memory and order
-  // -------------------------------------------------------------------------------------------
+  // ---- memory and order -------------------------------------------------------------------------
   virtual std::string name() const = 0;  // "cpu", "cuda"
   virtual DType activation_dtype() const = 0;
   virtual Stream stream() const = 0;
@@ -328,8 +326,7 @@ class Backend {
   // kBits, float32 or bf16 for kBFloat16.
   virtual void fill_random(const RandomFill& fill, const RandomBlock& block, TensorView target) = 0;
 
-  // ---- dense layers
-  // -----------------------------------------------------------------------------------------------
+  // ---- dense layers -----------------------------------------------------------------------------
   // out[r] = table row token_ids[r] - first_row, or zeros where another rank holds that row. table
   // not INT4.
   virtual void embed(const WeightView& table, std::int64_t first_row, ConstTensorView token_ids,
@@ -354,8 +351,7 @@ class Backend {
   // negative one names none). source [n, cols].
   virtual void add_rows(ConstTensorView source, ConstTensorView indices, TensorView target) = 0;
 
-  // ---- attention
-  // --------------------------------------------------------------------------------------------------
+  // ---- attention --------------------------------------------------------------------------------
   virtual void rope(const RopeParams& params) = 0;
   // Absorbed MLA: query[r, h] = [q_nope . W_UK[h] | q_rope]. kv_b [heads * (nope + v),
   // kv_lora_rank] float32 or bf16, W_UK[h] the first nope rows of head h. q [rows, heads *
@@ -368,14 +364,12 @@ class Backend {
                             TensorView out) = 0;
   virtual void cache_write(const CacheWriteParams& params) = 0;
   // softmax(query . cache * scale) . cache[:kv_lora_rank] over the prefix and the visible nodes, in
-  // order of position.
-  // With bf16 activations softmax weights may be rounded to bf16.
+  // order of position. With bf16 activations softmax weights may be rounded to bf16.
   virtual void tree_attention(const TreeAttentionParams& params) = 0;
   // Bidirectional grouped-query attention of the drafter's block over its context and itself.
   virtual void block_attention(const BlockAttentionParams& params) = 0;
 
-  // ---- mixture of experts
-  // -----------------------------------------------------------------------------------------
+  // ---- mixture of experts -----------------------------------------------------------------------
   virtual void router(const RouterParams& params) = 0;
   virtual std::int64_t experts_workspace_bytes(std::int64_t max_rows,
                                                std::int64_t num_experts_per_tok,
@@ -385,8 +379,7 @@ class Backend {
   virtual void plan_dispatch(const DispatchPlanParams& params) = 0;
   virtual void pack_dispatch(const PackDispatchParams& params) = 0;
 
-  // ---- vocabulary
-  // -------------------------------------------------------------------------------------------------
+  // ---- vocabulary -------------------------------------------------------------------------------
   // The k best of each row of logits [rows, vocabulary part], descending, ties to the lower id; ids
   // are first_id + column. NaN counts as -infinity. Missing ones (k larger than the part) are
   // -infinity with id -1. values [rows, k] float32, ids [rows, k].
@@ -402,8 +395,7 @@ class Backend {
   virtual void merge_top_k(ConstTensorView part_values, ConstTensorView part_ids,
                            ConstTensorView partials, TensorView values, TensorView ids) = 0;
 
-  // ---- speculation
-  // ------------------------------------------------------------------------------------------------
+  // ---- speculation ------------------------------------------------------------------------------
   // Best-first tree: the tree_budget most probable prefixes (facts: heap over (log-weight, rank
   // tuple)). A child's log-weight is its parent's (float64) plus its own log-probability; ties go
   // to the lexicographically smaller tuple of candidate ranks. NaN and -infinity candidates are
@@ -422,8 +414,7 @@ class Backend {
   virtual void advance(ConstTensorView path_lengths, ConstTensorView bonus_tokens,
                        TensorView prefix_lengths, TensorView roots) = 0;
 
-  // ---- measurement
-  // ------------------------------------------------------------------------------------------------
+  // ---- measurement ------------------------------------------------------------------------------
   // sum[0] = the sum of all words modulo 2^32: reads a buffer once and does next to nothing else,
   // which is what other ops are compared with. words [n] int32, contiguous; sum [1] int32.
   virtual void sum_words(ConstTensorView words, TensorView sum) = 0;

@@ -8,8 +8,8 @@ namespace kdtree {
 // it. Versions are those of the headers compiled against, "none" where a part is not in the build.
 struct BuildInfo {
   std::string version;  // of the project, "0.1.0"
-  std::string
-      commit;  // short git hash, "-dirty" after it if tracked files differ; "unknown" outside git
+  // short git hash, "-dirty" after it if tracked files differ; "unknown" outside git
+  std::string commit;
   std::string compiler;    // "GNU 12.2.0"
   std::string build_type;  // "Release"
   std::string cuda;

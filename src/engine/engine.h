@@ -87,8 +87,8 @@ class Engine {
   DeviceTensor choices_;          // [rows of a step] the target's token at every node
   DeviceTensor candidate_probs_;  // [sequences * horizon, num_candidates]
   DeviceTensor candidate_ids_;    // [sequences * horizon, num_candidates]
-  DeviceTensor
-      recorded_probs_;  // [sequences * horizon, num_recorded]; written with record_steps only
+  // [sequences * horizon, num_recorded]; written with record_steps only
+  DeviceTensor recorded_probs_;
   DeviceTensor recorded_ids_;   // [sequences * horizon, num_recorded]
   DeviceTensor accepted_taps_;  // [sequences * max_path, taps * hidden]
   std::vector<Slot> slots_;

@@ -1,13 +1,11 @@
 // How tokens reach their experts and results come back.
 //
 //   allreduce  Activations are replicated: every rank computes the share of its experts (and of its
-//   part of the shared
-//              experts) for all rows; one all-reduce combines.
+//              part of the shared experts) for all rows; one all-reduce combines.
 //   alltoall   Rows are divided over the ranks. The owner of a row sends it once to each rank that
-//   holds one of its
-//              experts (dispatch) and adds what comes back (combine), in rank order; it computes
-//              the shared experts of its rows itself, whole; an all-gather then gives every rank
-//              all rows.
+//              holds one of its experts (dispatch) and adds what comes back (combine), in rank
+//              order; it computes the shared experts of its rows itself, whole; an all-gather then
+//              gives every rank all rows.
 //
 // In both a row's result does not depend on the other rows: experts are added in the router's order
 // within a rank, ranks in rank order.

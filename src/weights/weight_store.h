@@ -77,8 +77,8 @@ TargetPartition target_partition(const ModelConfig& config, const LoadOptions& o
 
 struct DrafterPartition {
   Range heads;  // query heads; may be empty
-  Range
-      key_value_heads;  // those that the query heads read; neighbouring ranks may hold the same one
+  // those that the query heads read; neighbouring ranks may hold the same one
+  Range key_value_heads;
   Range intermediate;
   Range context;  // rows of fc.weight
 };

@@ -57,6 +57,7 @@ int run_command(const Command& command, ProcessGroup& group) {
     print_error(fmt::format("rank {} on {}: {}", group.rank(), group.host_name(), error.what()));
     group.abort(kExitFailed);
   }
+  return kExitFailed;
 }
 
 }  // namespace kdtree

@@ -240,6 +240,7 @@ DrafterCheckpoint open_bundle_drafter(const std::string& path) {
   require_input(config != nullptr, "{}: the bundle holds no drafter", path);
   check_no_stray_part(header, path, "target", false);
   DrafterCheckpoint checkpoint{.origin = path,
+                               .name_prefix = kDrafterPrefix,
                                .config = parse_drafter_config(*config, path + " (drafter.config)"),
                                .tensors = {},
                                .config_json = *config};

@@ -40,6 +40,7 @@ struct TargetCheckpoint {
 
 struct DrafterCheckpoint {
   std::string origin;
+  std::string name_prefix;  // of its tensors' names in a bundle
   DrafterConfig config;
   TensorTable tensors;
   nlohmann::json config_json;

@@ -15,7 +15,8 @@ constexpr std::int64_t kDeviceAlignment = 256;
 class Planner {
  public:
   explicit Planner(const PlanInput& input)
-      : input_(input), resolver_(input.tensors, input.origin, input.quantization) {
+      : input_(input),
+        resolver_(input.tensors, input.origin, input.name_prefix, input.quantization) {
     std::int64_t number = 0;
     for (const auto& [name, tensor] : input.tensors) {
       number_of_.emplace(&tensor, number++);
@@ -44,7 +45,7 @@ class Planner {
     const bool original = input_.options.weights == WeightsChoice::kOriginal || !copies.quantized;
     require_input(!original || copies.original,
                   "{} is stored as INT4 only, but original weights were asked for",
-                  tensor_place(input_.origin, spec.name));
+                  resolver_.place_of(spec));
     return original ? *copies.original : *copies.quantized;
   }
 
@@ -74,7 +75,7 @@ class Planner {
     require_input(!heads || spec.split.unit % copy.group_size == 0,
                   "{}: INT4 groups of {} columns span attention heads of {} columns: it cannot be "
                   "divided over {} ranks",
-                  tensor_place(input_.origin, spec.name), copy.group_size, spec.split.unit,
+                  resolver_.place_of(spec), copy.group_size, spec.split.unit,
                   input_.options.world_size);
     check(part.begin % copy.group_size == 0 && part.end % copy.group_size == 0,
           "{}: columns [{}, {}) cut groups of {}", spec.name, part.begin, part.end,

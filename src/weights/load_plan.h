@@ -76,6 +76,7 @@ using PartTable = std::array<Range, kNumParts>;
 struct PlanInput {
   const TensorTable& tensors;  // must outlive the plan
   const std::string& origin;
+  std::string name_prefix;  // of tensor names in the container
   const std::vector<TensorSpec>& specs;
   std::optional<QuantizationConfig> quantization;
   PartTable parts;

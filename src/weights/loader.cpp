@@ -49,6 +49,7 @@ LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& 
   const std::vector<TensorSpec> specs = target_tensor_specs(config);
   return make_load_plan({.tensors = checkpoint.tensors,
                          .origin = checkpoint.origin,
+                         .name_prefix = "",
                          .specs = specs,
                          .quantization = config.quantization,
                          .parts = part_table(target_partition(config, options)),
@@ -60,6 +61,7 @@ LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& op
   const std::vector<TensorSpec> specs = drafter_tensor_specs(checkpoint.config);
   return make_load_plan({.tensors = checkpoint.tensors,
                          .origin = checkpoint.origin,
+                         .name_prefix = checkpoint.name_prefix,
                          .specs = specs,
                          .quantization = checkpoint.config.quantization,
                          .parts = part_table(drafter_partition(checkpoint.config, options)),

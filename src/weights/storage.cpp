@@ -31,8 +31,16 @@ std::int64_t divide_up(std::int64_t value, std::int64_t divisor) {
 }  // namespace
 
 StorageResolver::StorageResolver(const TensorTable& table, std::string origin,
+                                 std::string name_prefix,
                                  std::optional<QuantizationConfig> quantization)
-    : table_(table), origin_(std::move(origin)), quantization_(quantization) {}
+    : table_(table),
+      origin_(std::move(origin)),
+      name_prefix_(std::move(name_prefix)),
+      quantization_(quantization) {}
+
+std::string StorageResolver::place_of(const TensorSpec& spec) const {
+  return tensor_place(origin_, name_prefix_ + spec.name);
+}
 
 const StoredTensor* StorageResolver::take(const std::string& name) {
   const auto found = table_.find(name);
@@ -88,8 +96,7 @@ StoredCopies StorageResolver::resolve(const TensorSpec& spec) {
     const StoredTensor* packed = take(spec.name + "_packed");
     const StoredTensor* words = take(spec.name + ".qw");
     require_input(packed == nullptr || words == nullptr,
-                  "{} is there twice as INT4, as '_packed' and as '.qw'",
-                  tensor_place(origin_, spec.name));
+                  "{} is there twice as INT4, as '_packed' and as '.qw'", place_of(spec));
     if (packed != nullptr) {
       copies.quantized = int4_copy(spec, *packed, spec.name + "_scale");
       copies.quantized->packed_shape = take(spec.name + "_shape");
@@ -101,8 +108,7 @@ StoredCopies StorageResolver::resolve(const TensorSpec& spec) {
     }
   }
   require_input(spec.tied || copies.original || copies.quantized,
-                "{} is missing, expected with shape {}", tensor_place(origin_, spec.name),
-                spec.shape.to_string());
+                "{} is missing, expected with shape {}", place_of(spec), spec.shape.to_string());
   return copies;
 }
 

@@ -34,8 +34,9 @@ struct StoredCopies {
 
 class StorageResolver {
  public:
-  // `table` must outlive the resolver and what it returns. `origin` is named where no file can be.
-  StorageResolver(const TensorTable& table, std::string origin,
+  // `table` must outlive the resolver and what it returns. `origin` is named where no file can be,
+  // with name_prefix before the tensor's name.
+  StorageResolver(const TensorTable& table, std::string origin, std::string name_prefix,
                   std::optional<QuantizationConfig> quantization);
 
   // The copies of one tensor, of which there is at least one unless spec.tied. InputError names
@@ -43,6 +44,8 @@ class StorageResolver {
   StoredCopies resolve(const TensorSpec& spec);
   // InputError if the table holds a tensor that no resolve() asked for.
   void require_nothing_left() const;
+  // How errors name a tensor that no file is known for.
+  std::string place_of(const TensorSpec& spec) const;
 
  private:
   const StoredTensor* take(const std::string& name);
@@ -52,6 +55,7 @@ class StorageResolver {
 
   const TensorTable& table_;
   std::string origin_;
+  std::string name_prefix_;
   std::optional<QuantizationConfig> quantization_;
   std::set<const StoredTensor*> taken_;
 };

@@ -252,5 +252,14 @@ TEST(WeightsLoadDirectory, ChecksWeightShape) {
       {"model.safetensors", name, "[32, 16]", "[16, 32]"});
 }
 
+// A bundle's drafter has names of its own.
+TEST_F(WeightsLoadErrors, ADraftersTensorIsNamedAsInTheBundle) {
+  use({.target = tiny_target(), .drafter = tiny_drafter()});
+  erase("drafter.norm.weight");
+  write();
+  expect_input_error([&] { load_drafter(open_drafter(path_), {}, *backend_); },
+                     {path_, "'drafter.norm.weight'", "is missing"});
+}
+
 }  // namespace
 }  // namespace kdtree

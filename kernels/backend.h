@@ -21,6 +21,7 @@
 
 #include "core/buffer.h"
 #include "core/tensor_view.h"
+#include "kernels/memory_traits.h"
 #include "kernels/random_fill.h"
 #include "kernels/weight_view.h"
 
@@ -265,19 +266,13 @@ struct DeviceFacts {
   std::int64_t cache_bytes = 0;  // L2 of the GPU, last level of the CPU; 0: the system does not say
 };
 
-class Backend {
+class Backend : public MemoryTraits {
  public:
   static constexpr std::size_t kNumMarks = 16;
   static constexpr std::size_t kNumFences = 4;
 
-  Backend() = default;
-  Backend(const Backend&) = delete;
-  Backend& operator=(const Backend&) = delete;
-  virtual ~Backend() = default;
-
   // ---- memory and order -------------------------------------------------------------------------
   virtual std::string name() const = 0;  // "cpu", "cuda"
-  virtual DType activation_dtype() const = 0;
   virtual Stream stream() const = 0;
   virtual int num_threads() const = 0;  // host threads that ops may use
   virtual DeviceFacts device_facts() const = 0;
@@ -291,9 +286,6 @@ class Backend {
   // Zero-filled host memory that copies reach without a stage between: a download into it waits for
   // nothing and may be recorded. Never called inside a step.
   virtual Buffer allocate_host(std::int64_t bytes) = 0;
-  // Whether calls may return before their work is done, so that a host has something to do
-  // meanwhile.
-  virtual bool asynchronous() const = 0;
   // Marks a place in stream order, outside run_recorded; index < kNumFences. wait_fence returns
   // when all work before the last set_fence of that index is done.
   virtual void set_fence(std::size_t index) = 0;
@@ -371,10 +363,6 @@ class Backend {
 
   // ---- mixture of experts -----------------------------------------------------------------------
   virtual void router(const RouterParams& params) = 0;
-  virtual std::int64_t experts_workspace_bytes(std::int64_t max_rows,
-                                               std::int64_t num_experts_per_tok,
-                                               std::int64_t hidden_size,
-                                               std::int64_t moe_intermediate_size) const = 0;
   virtual void experts(const ExpertsParams& params) = 0;
   virtual void plan_dispatch(const DispatchPlanParams& params) = 0;
   virtual void pack_dispatch(const PackDispatchParams& params) = 0;
@@ -431,5 +419,9 @@ struct BackendOptions {
 
 // InputError for an unknown name or one that this build or machine does not have.
 std::unique_ptr<Backend> make_backend(const BackendOptions& options);
+
+// What the backend `name` ("cpu", "cuda") needs, whether or not this build and machine have it.
+// `activation_dtype` as BackendOptions has it. InputError for an unknown name.
+std::unique_ptr<MemoryTraits> make_memory_traits(const std::string& name, DType activation_dtype);
 
 }  // namespace kdtree

@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "core/log.h"
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 #include "golden.h"
 #include "ranks.h"
 #include "result_output.h"
@@ -90,12 +91,12 @@ std::vector<Request> make_requests(const RunConfig& config,
 }
 
 // Lengths that rank 0's prompts need, for all ranks' workspaces.
-struct ContextNeed {
+struct PromptNeed {
   std::int64_t longest_prompt = 1;
   std::int64_t longest_sequence = 2;
 };
-ContextNeed context_need(const std::vector<Request>& requests) {
-  ContextNeed need;
+PromptNeed prompt_need(const std::vector<Request>& requests) {
+  PromptNeed need;
   for (const Request& request : requests) {
     const auto length = static_cast<std::int64_t>(request.prompt_ids.size());
     need.longest_prompt = std::max(need.longest_prompt, length);
@@ -113,7 +114,7 @@ std::int64_t context_limit(const ModelConfig& model) {
 
 // What the prompts need where the user set nothing.
 std::int64_t max_context(const RunConfig& config, const ModelConfig& model,
-                         const ContextNeed& need) {
+                         const PromptNeed& need) {
   const std::int64_t limit = context_limit(model);
   require_input(config.max_context <= limit,
                 "--max-context {} is beyond the model's max_position_embeddings {}",
@@ -199,7 +200,7 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
                   rank0_options);
     job = plan_job(config, group);
   });
-  ContextNeed need = context_need(job.requests);
+  PromptNeed need = prompt_need(job.requests);
   group.broadcast(&need, sizeof need, 0);
   auto num_requests = static_cast<std::int64_t>(job.requests.size());
   group.broadcast(&num_requests, sizeof num_requests, 0);

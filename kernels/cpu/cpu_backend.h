@@ -9,7 +9,7 @@
 
 namespace kdtree {
 
-class CpuBackend final : public Backend {
+class CpuBackend : public Backend {
  public:
   // `num_threads` OpenMP threads share an op's outputs; results do not depend on their number.
   explicit CpuBackend(int num_threads);

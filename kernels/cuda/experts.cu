@@ -30,39 +30,6 @@ const CudaExpertSet& cuda_set(const ExpertSet* experts) {
 // entries: launches for large entries would cost more than they save.
 constexpr std::int64_t kRowsWithoutLargeEntries = 16;
 
-constexpr std::int64_t kPieceAlignment = 256;
-
-constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
-  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
-}
-
-// Where the parts of a workspace lie, from its first aligned byte on.
-struct WorkspaceLayout {
-  std::int64_t counts = 0;  // of entries, and of large ones by kind
-  std::int64_t pair_slots = 0;
-  std::int64_t entries = 0;
-  std::int64_t large_entries = 0;
-  std::int64_t inner = 0;
-  std::int64_t outer = 0;
-  std::int64_t bytes = 0;
-
-  WorkspaceLayout(std::int64_t num_pairs, std::int64_t hidden, std::int64_t intermediate) {
-    const auto place = [this](std::int64_t size) {
-      const std::int64_t at = bytes;
-      bytes += aligned_bytes(size);
-      return at;
-    };
-    counts = place((1 + kLargeKinds) * static_cast<std::int64_t>(sizeof(std::int32_t)));
-    pair_slots = place(num_pairs * static_cast<std::int64_t>(sizeof(std::int32_t)));
-    entries = place(num_pairs * static_cast<std::int64_t>(sizeof(ExpertEntry)));
-    large_entries =
-        place(most_large_entries(num_pairs) * static_cast<std::int64_t>(sizeof(LargeExpertEntry)));
-    inner = place(num_pairs * intermediate * static_cast<std::int64_t>(sizeof(float)));
-    outer = place(num_pairs * hidden * static_cast<std::int64_t>(sizeof(float)));
-    bytes += kPieceAlignment;  // the workspace itself need not be aligned
-  }
-};
-
 // ---- the sum over a row's experts
 
 // Products and sums are rounded one by one, as the CPU has them: where weights cancel, a fused
@@ -92,7 +59,8 @@ std::int64_t CudaBackend::experts_workspace_bytes(std::int64_t max_rows,
                                                   std::int64_t num_experts_per_tok,
                                                   std::int64_t hidden_size,
                                                   std::int64_t moe_intermediate_size) const {
-  return WorkspaceLayout(max_rows * num_experts_per_tok, hidden_size, moe_intermediate_size).bytes;
+  return ExpertsWorkspaceLayout(max_rows * num_experts_per_tok, hidden_size, moe_intermediate_size)
+      .bytes;
 }
 
 std::unique_ptr<ExpertSet> CudaBackend::make_expert_set(const ExpertWeights& weights) {
@@ -150,14 +118,14 @@ void CudaBackend::experts(const ExpertsParams& params) {
         set.hidden, hidden);
   const std::int64_t num_pairs = rows * k;
   check(num_pairs <= kMostListPairs, "{} rows with {} experts each", rows, k);
-  const WorkspaceLayout layout(num_pairs, hidden, set.intermediate);
+  const ExpertsWorkspaceLayout layout(num_pairs, hidden, set.intermediate);
   check(params.workspace.bytes() >= layout.bytes,
         "the experts' workspace has {} bytes, {} are needed", params.workspace.bytes(),
         layout.bytes);
   if (rows == 0 || hidden == 0) {
     return;
   }
-  auto* base = reinterpret_cast<std::byte*>(aligned_bytes(
+  auto* base = reinterpret_cast<std::byte*>(ExpertsWorkspaceLayout::aligned_bytes(
       static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(params.workspace.raw()))));
   auto* counts = reinterpret_cast<std::int32_t*>(base + layout.counts);
   auto* pair_slots = reinterpret_cast<std::int32_t*>(base + layout.pair_slots);

@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "kernels/cuda/experts_decode.cuh"
+#include "kernels/cuda/experts_workspace.h"
 
 namespace kdtree {
 
@@ -18,33 +19,8 @@ struct SlotMatrices {
   MatrixRef down;
 };
 
-// Some (row, place) pairs of one slot; a slot with more has several entries. Pair row * k + place
-// names both the input row and where its results go.
-template <int kMostPairs>
-struct alignas(16) ExpertEntryOf {
-  const std::byte* codes[3];  // the slot's gate, up, down: here, so that they are one load away
-  const std::byte* scales[3];
-  std::int32_t slot;
-  std::int32_t count;  // of pairs, at least 1
-  std::int32_t pairs[kMostPairs];
-};
-
-inline constexpr int kEntryPairs = 8;
-using ExpertEntry = ExpertEntryOf<kEntryPairs>;
-
-// Entries of slots with many pairs, more than kEntryPairs each. They are of four kinds: with up to
-// 64, 48, 32 and 16 pairs (kind 0 to 3); entries of a kind lie together, kind 0 first.
-inline constexpr int kLargeEntryPairs = 64;
-inline constexpr int kLargeKinds = 4;
-using LargeExpertEntry = ExpertEntryOf<kLargeEntryPairs>;
-
 constexpr int large_kind(int count) {
   return kLargeKinds - 1 - (count - 1) / 16;
-}
-
-// Large entries that num_pairs pairs can make, at most.
-constexpr std::int64_t most_large_entries(std::int64_t num_pairs) {
-  return num_pairs / (kEntryPairs + 1);
 }
 
 // What the list of entries is made of, and where it goes: all on the device.

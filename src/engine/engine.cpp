@@ -133,6 +133,26 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
   recorded_ids_ = DeviceTensor(backend, DType::kInt32, Shape{predictions, sizes_.num_recorded});
 }
 
+std::int64_t Engine::own_bytes(const ModelSource& source, const EngineOptions& options,
+                               DType activation_dtype) {
+  const StepSizes sizes = step_sizes(source, options);
+  const std::int64_t hidden = source.target.config.hidden_size;
+  const std::int64_t activation = dtype_bytes(activation_dtype);
+  // A candidate is a float32 and an int32.
+  constexpr std::int64_t kCandidateBytes = 8;
+  const std::int64_t predictions = options.batch_size * (sizes.max_path - 1);
+  std::int64_t sum = TreeBatchStorage::bytes(sizes.prefill_rows, 1, 1) +
+                     sizes.vocabulary.max_rows * hidden * activation +
+                     options.batch_size * sizes.max_nodes * dtype_bytes(DType::kInt32) +
+                     predictions * sizes.num_candidates * kCandidateBytes;
+  if (options.mode != Mode::kPlain) {
+    const auto num_taps = static_cast<std::int64_t>(source.drafter->config.target_layer_ids.size());
+    sum += options.batch_size * sizes.max_path * num_taps * hidden * activation +
+           predictions * sizes.num_recorded * kCandidateBytes;
+  }
+  return sum;
+}
+
 Engine::~Engine() {
   for (std::int64_t num_sequences = 1; num_sequences <= options_.batch_size; ++num_sequences) {
     for (std::size_t entry = 0; entry < OutputRing::kEntries; ++entry) {

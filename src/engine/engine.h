@@ -38,6 +38,11 @@ class Engine {
   // on every rank if a request is not valid (check_requests).
   void generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result);
 
+  // Device memory of the engine's own tensors: what it allocates besides decoder, drafter,
+  // vocabulary, caches and step state. Equal on every rank.
+  static std::int64_t own_bytes(const ModelSource& source, const EngineOptions& options,
+                                DType activation_dtype);
+
  private:
   // What all ranks know of a slot.
   struct Slot {

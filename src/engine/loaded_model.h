@@ -65,33 +65,17 @@ struct StepSizes {
 };
 StepSizes step_sizes(const ModelSource& source, const EngineOptions& options);
 
-struct MemoryPlan {
-  struct Entry {
-    std::string what;
-    std::int64_t bytes = 0;
-  };
-  std::vector<Entry> entries;
-  std::int64_t total_bytes() const;
-};
-MemoryPlan memory_plan(const ModelSource& source, const EngineOptions& options,
-                       const LoadOptions& load, const Backend& backend);
-
-// How much context to make room for.
-struct ContextGoal {
-  double fraction = 0;     // of the memory that is free now
-  std::int64_t limit = 0;  // tokens of a sequence, at most
-};
-// The largest max_context up to goal.limit whose memory plan stays within goal.fraction on every
-// rank. Collective. AgreedError if not even options.max_context fits.
-std::int64_t context_for_memory(const ModelSource& source, const EngineOptions& options,
-                                const LoadOptions& load, const ContextGoal& goal,
-                                ProcessGroup& group, const Backend& backend);
+// `load` as one rank of world_size has it for these options; and as the drafter's weights have it:
+// whoever asks for quantised weights asks it of the target, a drafter without any is no error.
+LoadOptions rank_load_options(const LoadOptions& load, int rank, int world_size,
+                              const EngineOptions& options);
+LoadOptions drafter_load_options(const LoadOptions& load);
 
 class LoadedModel {
  public:
-  // Prints the memory plan, checks it against the memory that is there and loads this rank's
-  // weights; no collectives. InputError for whatever is wrong with the files or does not fit.
-  // source outlives the object.
+  // Prints the memory plan (memory_plan.h), checks it against the memory that is there and loads
+  // this rank's weights; no collectives. InputError for whatever is wrong with the files or does
+  // not fit. source outlives the object.
   LoadedModel(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
               const ProcessGroup& group, Backend& backend);
 

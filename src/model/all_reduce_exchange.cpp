@@ -4,9 +4,9 @@ namespace kdtree {
 
 namespace {
 
-std::int64_t workspace_bytes(const Backend& backend, const ExchangeSizes& sizes) {
-  return backend.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
-                                         sizes.hidden_size, sizes.moe_intermediate_size);
+std::int64_t workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
+  return traits.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
+                                        sizes.hidden_size, sizes.moe_intermediate_size);
 }
 
 }  // namespace
@@ -18,9 +18,10 @@ AllReduceExchange::AllReduceExchange(Backend& backend, const ExpertPlacement& pl
       shared_(backend, backend.activation_dtype(), Shape{sizes.max_rows, sizes.hidden_size}),
       mlp_workspace_(backend, sizes.shared_width, sizes.max_rows) {}
 
-std::int64_t AllReduceExchange::bytes(const Backend& backend, const ExchangeSizes& sizes) {
-  const DType dtype = backend.activation_dtype();
-  return workspace_bytes(backend, sizes) + sizes.max_rows * sizes.hidden_size * dtype_bytes(dtype) +
+std::int64_t AllReduceExchange::bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
+  const DType dtype = traits.activation_dtype();
+  return sizes.n_routed_experts * dtype_bytes(DType::kInt32) + workspace_bytes(traits, sizes) +
+         sizes.max_rows * sizes.hidden_size * dtype_bytes(dtype) +
          MlpWorkspace::bytes(sizes.shared_width, sizes.max_rows, dtype);
 }
 

@@ -15,7 +15,7 @@ class AllReduceExchange final : public ExpertExchange {
   void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
                const TensorView& y) override;
 
-  static std::int64_t bytes(const Backend& backend, const ExchangeSizes& sizes);
+  static std::int64_t bytes(const MemoryTraits& traits, const ExchangeSizes& sizes);
 
  private:
   DeviceTensor logical_to_slot_;

@@ -21,13 +21,13 @@ RowLimits row_limits(const ExchangeSizes& sizes, int world_size) {
   return limits;
 }
 
-std::int64_t workspace_bytes(const Backend& backend, const ExchangeSizes& sizes) {
-  return backend.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
-                                         sizes.hidden_size, sizes.moe_intermediate_size);
+std::int64_t workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
+  return traits.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
+                                        sizes.hidden_size, sizes.moe_intermediate_size);
 }
 
-DispatchMessage message_of(const Backend& backend, const ExchangeSizes& sizes) {
-  return dispatch_message(sizes.hidden_size, sizes.num_experts_per_tok, backend.activation_dtype());
+DispatchMessage message_of(const MemoryTraits& traits, const ExchangeSizes& sizes) {
+  return dispatch_message(sizes.hidden_size, sizes.num_experts_per_tok, traits.activation_dtype());
 }
 
 std::vector<std::int32_t> ranks_of_experts(const ExpertPlacement& placement) {
@@ -80,14 +80,18 @@ AllToAllExchange::AllToAllExchange(Backend& backend, const ExpertPlacement& plac
   own_rows_.resize(ranks);
 }
 
-std::int64_t AllToAllExchange::bytes(const Backend& backend, const ExchangeSizes& sizes,
+std::int64_t AllToAllExchange::bytes(const MemoryTraits& traits, const ExchangeSizes& sizes,
                                      int world_size) {
   const RowLimits limits = row_limits(sizes, world_size);
-  const std::int64_t activation = sizes.hidden_size * dtype_bytes(backend.activation_dtype());
-  return (limits.sent + limits.received) * (message_of(backend, sizes).bytes + activation) +
-         limits.own * activation + limits.sent * dtype_bytes(DType::kInt32) +
-         workspace_bytes(backend, sizes) +
-         MlpWorkspace::bytes(sizes.shared_width, limits.own, backend.activation_dtype());
+  const DType dtype = traits.activation_dtype();
+  const std::int64_t activation = sizes.hidden_size * dtype_bytes(dtype);
+  const std::int64_t ranks = world_size;
+  // logical_to_slot_, rank_of_ and row_indices_; own_counts_ and counts_.
+  const std::int64_t indices = (2 * sizes.n_routed_experts + limits.sent) * 4;
+  const std::int64_t counts = ranks * (1 + ranks) * 8;
+  return (limits.sent + limits.received) * (message_of(traits, sizes).bytes + activation) +
+         limits.own * activation + indices + counts + workspace_bytes(traits, sizes) +
+         MlpWorkspace::bytes(sizes.shared_width, limits.own, dtype);
 }
 
 void AllToAllExchange::plan(const ModelContext& context, const RoutedRows& own,

@@ -21,7 +21,7 @@ class AllToAllExchange final : public ExpertExchange {
   void forward(const ModelContext& context, const RoutedRows& rows, const LayerExperts& experts,
                const TensorView& y) override;
 
-  static std::int64_t bytes(const Backend& backend, const ExchangeSizes& sizes, int world_size);
+  static std::int64_t bytes(const MemoryTraits& traits, const ExchangeSizes& sizes, int world_size);
 
  private:
   // Plans which of this rank's rows go to which rank: row_indices_ (counted from the first own

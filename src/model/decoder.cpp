@@ -30,6 +30,7 @@ ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& p
                              std::int64_t max_rows) {
   return {.max_rows = max_rows,
           .hidden_size = config.hidden_size,
+          .n_routed_experts = config.n_routed_experts,
           .num_experts_per_tok = config.num_experts_per_tok,
           .moe_intermediate_size = config.moe_intermediate_size,
           .shared_width = partition.shared_intermediate.size(),
@@ -94,10 +95,10 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
 
 Decoder::~Decoder() = default;
 
-std::int64_t Decoder::workspace_bytes(const Backend& backend, const ModelConfig& config,
+std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelConfig& config,
                                       const TargetPartition& partition,
                                       const DecoderOptions& options, int world_size) {
-  const DType dtype = backend.activation_dtype();
+  const DType dtype = traits.activation_dtype();
   const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
   std::int64_t sum =
       AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
@@ -105,8 +106,12 @@ std::int64_t Decoder::workspace_bytes(const Backend& backend, const ModelConfig&
       MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
       options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
       options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32);
-  if (config.n_routed_experts > 0) {
-    sum += exchange_bytes(options.exchange, backend,
+  bool any_moe = false;
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    any_moe = any_moe || config.is_moe_layer(layer);
+  }
+  if (any_moe) {
+    sum += exchange_bytes(options.exchange, traits,
                           exchange_sizes(config, partition, options.max_rows), world_size);
   }
   return sum;

@@ -56,7 +56,7 @@ class Decoder {
   // Whether forward() can be recorded and replayed (Backend::run_recorded).
   bool replayable() const;
 
-  static std::int64_t workspace_bytes(const Backend& backend, const ModelConfig& config,
+  static std::int64_t workspace_bytes(const MemoryTraits& traits, const ModelConfig& config,
                                       const TargetPartition& partition,
                                       const DecoderOptions& options, int world_size);
 

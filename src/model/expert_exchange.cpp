@@ -15,12 +15,12 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend&
   return std::make_unique<AllToAllExchange>(backend, placement, sizes, communicator);
 }
 
-std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes,
-                            int world_size) {
+std::int64_t exchange_bytes(ExchangeKind kind, const MemoryTraits& traits,
+                            const ExchangeSizes& sizes, int world_size) {
   if (kind == ExchangeKind::kAllReduce) {
-    return AllReduceExchange::bytes(backend, sizes);
+    return AllReduceExchange::bytes(traits, sizes);
   }
-  return AllToAllExchange::bytes(backend, sizes, world_size);
+  return AllToAllExchange::bytes(traits, sizes, world_size);
 }
 
 }  // namespace kdtree

@@ -26,6 +26,7 @@ namespace kdtree {
 struct ExchangeSizes {
   std::int64_t max_rows = 0;
   std::int64_t hidden_size = 0;
+  std::int64_t n_routed_experts = 0;
   std::int64_t num_experts_per_tok = 0;
   std::int64_t moe_intermediate_size = 0;
   std::int64_t shared_width = 0;  // of this rank's part of the shared experts; 0 without
@@ -71,7 +72,7 @@ std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend&
                                                      Communicator& communicator);
 
 // Device memory that make_expert_exchange takes on a rank.
-std::int64_t exchange_bytes(ExchangeKind kind, const Backend& backend, const ExchangeSizes& sizes,
-                            int world_size);
+std::int64_t exchange_bytes(ExchangeKind kind, const MemoryTraits& traits,
+                            const ExchangeSizes& sizes, int world_size);
 
 }  // namespace kdtree

@@ -6,13 +6,17 @@ namespace kdtree {
 
 namespace {
 constexpr std::int64_t kBitsPerWord = 64;
+
+std::int64_t mask_words(std::int64_t max_nodes) {
+  return (max_nodes + kBitsPerWord - 1) / kBitsPerWord;
+}
 }  // namespace
 
 TreeBatchStorage::TreeBatchStorage(Backend& backend, std::int64_t max_rows,
                                    std::int64_t max_sequences, std::int64_t max_nodes)
     : backend_(backend),
       max_nodes_(max_nodes),
-      mask_words_((max_nodes + kBitsPerWord - 1) / kBitsPerWord),
+      mask_words_(mask_words(max_nodes)),
       token_ids_(backend, DType::kInt32, Shape{max_rows}),
       positions_(backend, DType::kInt32, Shape{max_rows}),
       sequence_index_(backend, DType::kInt32, Shape{max_rows}),
@@ -30,6 +34,12 @@ TreeBatchStorage::TreeBatchStorage(Backend& backend, std::int64_t max_rows,
   host_prefix_lengths_.reserve(sequences);
   host_row_offsets_.reserve(sequences + 1);
   host_masks_.reserve(rows * static_cast<std::size_t>(mask_words_));
+}
+
+std::int64_t TreeBatchStorage::bytes(std::int64_t max_rows, std::int64_t max_sequences,
+                                     std::int64_t max_nodes) {
+  return (3 * max_rows + 3 * max_sequences + 1) * dtype_bytes(DType::kInt32) +
+         max_rows * mask_words(max_nodes) * dtype_bytes(DType::kInt64);
 }
 
 void TreeBatchStorage::append_sequence(const SequenceRows& sequence, std::int32_t index,

@@ -30,6 +30,10 @@ class TreeBatchStorage {
   // until the next call. Error if they exceed the room or a tree is malformed.
   TreeBatch fill(std::span<const SequenceRows> sequences);
 
+  // Device memory that the constructor takes.
+  static std::int64_t bytes(std::int64_t max_rows, std::int64_t max_sequences,
+                            std::int64_t max_nodes);
+
  private:
   void append_sequence(const SequenceRows& sequence, std::int32_t index, bool trees);
 

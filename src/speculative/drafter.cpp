@@ -134,17 +134,21 @@ Drafter::Drafter(const ModelContext& context, const DrafterModel& model, Vocabul
 
 Drafter::~Drafter() = default;
 
-std::int64_t Drafter::workspace_bytes(const Backend& backend, const DrafterConfig& config,
+std::int64_t Drafter::workspace_bytes(const MemoryTraits& traits, const DrafterConfig& config,
                                       const DrafterPartition& partition,
                                       const DrafterOptions& options) {
   const std::int64_t block_rows = options.num_slots * config.block_size;
   const std::int64_t rows = std::max(options.max_context_rows, block_rows);
+  const std::int64_t predictions = options.num_slots * config.draft_horizon();
+  const std::int64_t query_heads = partition.heads.size();
   const std::int64_t values =
-      options.max_context_rows * config.hidden_size +
-      block_rows * (4 * config.hidden_size + 2 * partition.heads.size() * config.head_dim) +
+      (options.max_context_rows + 3 * block_rows + predictions) * config.hidden_size +
+      block_rows * 2 * query_heads * config.head_dim +
       rows * 2 * partition.key_value_heads.size() * config.head_dim;
-  return values * dtype_bytes(backend.activation_dtype()) + options.capacity * config.head_dim * 4 +
-         MlpWorkspace::bytes(partition.intermediate.size(), block_rows, backend.activation_dtype());
+  const DType dtype = traits.activation_dtype();
+  return values * dtype_bytes(dtype) + (query_heads + predictions) * dtype_bytes(DType::kInt32) +
+         options.capacity * config.head_dim * dtype_bytes(DType::kFloat32) +
+         MlpWorkspace::bytes(partition.intermediate.size(), block_rows, dtype);
 }
 
 void Drafter::write_keys_values(std::size_t layer, const ConstTensorView& x,

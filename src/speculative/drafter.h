@@ -57,7 +57,7 @@ class Drafter {
   // behind the prefixes.
   Vocabulary::TopK draft(const TreeBatch& batch, std::int64_t num_candidates);
 
-  static std::int64_t workspace_bytes(const Backend& backend, const DrafterConfig& config,
+  static std::int64_t workspace_bytes(const MemoryTraits& traits, const DrafterConfig& config,
                                       const DrafterPartition& partition,
                                       const DrafterOptions& options);
   static CacheSizes cache_sizes(const DrafterConfig& config, const DrafterPartition& partition,

@@ -19,7 +19,10 @@ class Planner {
         resolver_(input.tensors, input.origin, input.name_prefix, input.quantization) {
     std::int64_t number = 0;
     for (const auto& [name, tensor] : input.tensors) {
-      number_of_.emplace(&tensor, number++);
+      if (tensor.checksum) {
+        number_of_.emplace(&tensor, number);
+      }
+      ++number;
     }
   }
 
@@ -169,8 +172,10 @@ class Planner {
   // Gives the region its place in device memory, which is returned.
   std::int64_t add_region(const TensorSpec& spec, LoadRegion& region) {
     region.device_offset = plan_.device_bytes;
-    plan_.device_bytes +=
+    const std::int64_t bytes =
         (region.device_bytes() + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+    plan_.device_bytes += bytes;
+    plan_.kind_bytes[static_cast<std::size_t>(spec.kind)] += bytes;
     if (spec.split.part != PartOf::kNothing) {
       share_checksums(region);
     }
@@ -203,7 +208,7 @@ class Planner {
 
   const PlanInput& input_;
   StorageResolver resolver_;
-  std::unordered_map<const StoredTensor*, std::int64_t> number_of_;
+  std::unordered_map<const StoredTensor*, std::int64_t> number_of_;  // that have a checksum
   LoadPlan plan_;
 };
 

@@ -68,6 +68,7 @@ struct LoadPlan {
   std::vector<const StoredTensor*> checksum_only;
   std::vector<std::pair<std::string, std::string>> aliases;  // name, name that it stands for
   std::int64_t device_bytes = 0;
+  WeightBytes kind_bytes{};  // of device_bytes
 };
 
 // The ranges of this rank, by PartOf (kNothing is not used).

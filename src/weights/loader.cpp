@@ -236,6 +236,11 @@ std::int64_t target_bytes(const TargetCheckpoint& checkpoint, const ExpertPlacem
   return plan_target(checkpoint, placement, options).device_bytes;
 }
 
+WeightBytes target_bytes_by_kind(const TargetCheckpoint& checkpoint,
+                                 const ExpertPlacement& placement, const LoadOptions& options) {
+  return plan_target(checkpoint, placement, options).kind_bytes;
+}
+
 std::int64_t drafter_bytes(const DrafterCheckpoint& checkpoint, const LoadOptions& options) {
   return plan_drafter(checkpoint, options).device_bytes;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/model_config.h"
@@ -22,6 +23,21 @@ enum class PartOf : std::uint8_t {
 };
 inline constexpr std::size_t kNumParts = 7;
 
+// What a tensor belongs to, for memory plans.
+enum class WeightKind : std::uint8_t {
+  kRoutedExperts,
+  kSharedExperts,
+  kDenseLayers,  // feed-forward of the dense layers
+  kAttention,
+  kRouter,
+  kVocabulary,  // embedding and head
+  kNorms,
+  kDrafter,
+};
+inline constexpr std::size_t kNumWeightKinds = 8;
+// "routed experts", ...
+std::string_view weight_kind_name(WeightKind kind);
+
 // Part i of `part` is rows (or columns) [i * unit, (i + 1) * unit).
 struct SplitRule {
   PartOf part = PartOf::kNothing;
@@ -33,6 +49,7 @@ struct TensorSpec {
   std::string name;  // canonical: "model.layers.0.mlp.down_proj.weight"
   Shape shape;       // of the logical tensor: [n] for a vector, [out, in] for a matrix
   SplitRule split;
+  WeightKind kind = WeightKind::kDrafter;
   std::int64_t expert = -1;  // routed expert that it belongs to: only the rank of that has it
   // A Linear, which may be stored as INT4 groups or fp8 blocks instead of plain floats.
   bool may_be_quantized = false;

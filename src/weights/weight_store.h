@@ -1,6 +1,7 @@
 // The weights of one rank, in the memory of its device, by name.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -12,6 +13,7 @@
 #include "core/tensor_view.h"
 #include "kernels/backend.h"
 #include "weights/checkpoint.h"
+#include "weights/tensor_spec.h"
 
 namespace kdtree {
 
@@ -98,5 +100,10 @@ WeightStore load_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions&
 std::int64_t target_bytes(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
                           const LoadOptions& options);
 std::int64_t drafter_bytes(const DrafterCheckpoint& checkpoint, const LoadOptions& options);
+
+// The same by WeightKind.
+using WeightBytes = std::array<std::int64_t, kNumWeightKinds>;
+WeightBytes target_bytes_by_kind(const TargetCheckpoint& checkpoint,
+                                 const ExpertPlacement& placement, const LoadOptions& options);
 
 }  // namespace kdtree

@@ -100,8 +100,7 @@ void read_experts(const ConfigReader& config, ModelConfig& model) {
 }
 
 // quantization_config stands at the top level or in text_config; where in both, they must agree.
-std::optional<QuantizationConfig> read_all_quantization(const ConfigReader& top,
-                                                        const ConfigReader& text) {
+void read_all_quantization(const ConfigReader& top, const ConfigReader& text, ModelConfig& model) {
   const QuantizationSection outer = read_quantization(top);
   const QuantizationSection inner = read_quantization(text);
   const bool both =
@@ -111,7 +110,8 @@ std::optional<QuantizationConfig> read_all_quantization(const ConfigReader& top,
   };
   top.require(!both || (outer.fp8 == inner.fp8 && group_of(outer) == group_of(inner)),
               "quantization_config", "the same as in text_config");
-  return inner.int4 ? inner.int4 : outer.int4;
+  model.quantization = inner.int4 ? inner.int4 : outer.int4;
+  model.float8_blocks = inner.fp8 || outer.fp8;
 }
 
 ModelConfig read_model(const ConfigReader& top, const ConfigReader& config,
@@ -133,7 +133,7 @@ ModelConfig read_model(const ConfigReader& top, const ConfigReader& config,
   model.eos_token_ids = eos.integers_or_empty("eos_token_id", kTokenId, true);
   const ConfigReader& tie = config.find("tie_word_embeddings") != nullptr ? config : top;
   model.tie_word_embeddings = tie.flag_or("tie_word_embeddings", false);
-  model.quantization = read_all_quantization(top, config);
+  read_all_quantization(top, config, model);
   return model;
 }
 

@@ -64,6 +64,8 @@ struct ModelConfig {
   std::vector<std::int64_t> eos_token_ids;
   bool tie_word_embeddings = false;
   std::optional<QuantizationConfig> quantization;
+  // The config states fp8 in blocks of 128 x 128. Which matrices are, the tensors say themselves.
+  bool float8_blocks = false;
   // Set where the tensors of the text model carry a prefix in the files ("language_model.").
   std::string tensor_prefix;
 

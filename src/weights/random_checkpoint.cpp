@@ -41,7 +41,7 @@ class RandomTable {
                     spec.shape[1], spec.name);
       add_stored(spec.name + "_packed", DType::kInt32,
                  Shape{spec.shape[0], spec.shape[1] / kInt4PerWord},
-                 {.kind = RandomFill::Kind::kBits});
+                 RandomFill{.kind = RandomFill::Kind::kBits});
       const auto scale = static_cast<float>(1 / (kInt4Deviation * std::sqrt(columns)));
       add_floats(spec.name + "_scale", Shape{spec.shape[0], spec.shape[1] / group},
                  scale * (1 - kScaleSpread), scale * (1 + kScaleSpread));
@@ -53,15 +53,28 @@ class RandomTable {
     add_floats(spec.name, spec.shape, -range, range);
   }
 
+  // An fp8 matrix as its checkpoint stores it, without a rule to draw it.
+  void add_float8(const TensorSpec& spec) {
+    const auto blocks = [&spec](std::size_t dim) {
+      return (spec.shape[dim] + kFloat8Block - 1) / kFloat8Block;
+    };
+    add_stored(spec.name, DType::kFloat8E4M3, spec.shape, std::nullopt);
+    add_stored(spec.name + "_scale_inv", DType::kFloat32, Shape{blocks(0), blocks(1)},
+               std::nullopt);
+  }
+
   TensorTable take() { return std::move(table_); }
 
  private:
   void add_floats(const std::string& name, Shape shape, float low, float high) {
     add_stored(name, DType::kBFloat16, shape,
-               {.kind = RandomFill::Kind::kBFloat16, .low = low, .high = high});
+               RandomFill{.kind = RandomFill::Kind::kBFloat16, .low = low, .high = high});
   }
-  void add_stored(const std::string& name, DType dtype, Shape shape, RandomFill fill) {
-    fill.seed = XXH3_64bits_withSeed(name.data(), name.size(), seed_);
+  void add_stored(const std::string& name, DType dtype, Shape shape,
+                  std::optional<RandomFill> fill) {
+    if (fill) {
+      fill->seed = XXH3_64bits_withSeed(name.data(), name.size(), seed_);
+    }
     StoredTensor stored;
     stored.dtype = dtype;
     stored.shape = shape;
@@ -87,19 +100,34 @@ std::string config_path(const std::string& path) {
   return file;
 }
 
-}  // namespace
-
-TargetCheckpoint random_target(const std::string& path, std::uint64_t seed) {
+TargetCheckpoint make_target(const std::string& path, std::uint64_t seed, bool with_float8) {
   TargetCheckpoint checkpoint;
   checkpoint.origin = config_path(path);
   checkpoint.config_json = read_json_file(checkpoint.origin);
   checkpoint.config = parse_model_config(checkpoint.config_json, checkpoint.origin);
   RandomTable table(seed, checkpoint.origin);
   for (const TensorSpec& spec : target_tensor_specs(checkpoint.config)) {
-    table.add(spec, checkpoint.config.quantization);
+    // Published fp8 checkpoints keep embedding and head in bf16.
+    const bool float8 = with_float8 && checkpoint.config.float8_blocks && spec.may_be_quantized &&
+                        spec.kind != WeightKind::kVocabulary;
+    if (float8) {
+      table.add_float8(spec);
+    } else {
+      table.add(spec, checkpoint.config.quantization);
+    }
   }
   checkpoint.tensors = table.take();
   return checkpoint;
+}
+
+}  // namespace
+
+TargetCheckpoint random_target(const std::string& path, std::uint64_t seed) {
+  return make_target(path, seed, /*with_float8=*/false);
+}
+
+TargetCheckpoint planned_target(const std::string& path) {
+  return make_target(path, 0, /*with_float8=*/true);
 }
 
 DrafterCheckpoint random_drafter(const std::string& path, std::uint64_t seed) {

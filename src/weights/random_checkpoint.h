@@ -17,4 +17,8 @@ namespace kdtree {
 TargetCheckpoint random_target(const std::string& path, std::uint64_t seed);
 DrafterCheckpoint random_drafter(const std::string& path, std::uint64_t seed);
 
+// For plans alone, nothing can be loaded from it: the tensors that a checkpoint of this config
+// stores. As random_target, but for the fp8 blocks of configs that state them.
+TargetCheckpoint planned_target(const std::string& path);
+
 }  // namespace kdtree

@@ -173,6 +173,9 @@ Command parse_command_line(int argc, const char* const* argv) {
            "KDTR bundle, or directory of a target or a drafter (required)");
   add_choice(*inspect, "--output-format", command.inspect.output_format, {"text", "json"},
              "What stdout carries");
+  CLI::App* plan = app.add_subcommand(
+      "plan", "Show what every rank would hold in memory, without weights or GPUs");
+  add_plan_options(*plan, command.plan);
   CLI::App* bench = app.add_subcommand("bench", "Measure parts of the engine");
   bench->require_subcommand(1);
   CLI::App* bench_kernels = bench->add_subcommand(
@@ -199,6 +202,11 @@ Command parse_command_line(int argc, const char* const* argv) {
   if (inspect->parsed()) {
     command.kind = Command::Kind::kInspect;
     require_option(command.inspect.model, "--model");
+    return command;
+  }
+  if (plan->parsed()) {
+    command.kind = Command::Kind::kPlan;
+    command.plan.check();
     return command;
   }
   if (bench_kernels->parsed()) {

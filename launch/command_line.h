@@ -7,6 +7,7 @@
 
 #include "bench_options.h"
 #include "config/run_config.h"
+#include "plan_options.h"
 
 namespace kdtree {
 
@@ -17,12 +18,13 @@ struct InspectOptions {
 
 // What the command line asks for; exactly one of the subcommands, or a text to print.
 struct Command {
-  enum class Kind : std::uint8_t { kPrint, kGenerate, kInspect, kBenchKernels };
+  enum class Kind : std::uint8_t { kPrint, kGenerate, kInspect, kBenchKernels, kPlan };
   Kind kind = Kind::kPrint;
   std::string text;  // kPrint: help or version
   RunConfig generate;
   InspectOptions inspect;
   BenchKernelsOptions bench_kernels;
+  PlanOptions plan;
 };
 
 // InputError names the flag or the TOML file and key, the value, and what was expected.

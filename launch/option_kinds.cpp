@@ -26,6 +26,18 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   }
 }
 
+// A number above 0 up to `most`.
+CLI::Validator positive_up_to(double most) {
+  return {[most](std::string& word) {
+            double number = 0;
+            const bool good =
+                CLI::detail::lexical_cast(word, number) && number > 0 && number <= most;
+            return good ? std::string()
+                        : fmt::format("'{}' is no number above 0 up to {:.0f}", word, most);
+          },
+          ""};
+}
+
 }  // namespace
 
 void add_path(CLI::App& app, const std::string& flag, std::string& value, const std::string& help) {
@@ -36,7 +48,7 @@ void add_choice(CLI::App& app, const std::string& flag, std::string& value,
                 const std::vector<std::string>& choices, const std::string& help) {
   CLI::IsMember check(choices);
   check.description("");  // the choices are the type already
-  app.add_option(flag, value, fmt::format("{} (default {})", help, value))
+  app.add_option(flag, value, fmt::format("{} (default {})", help, value.empty() ? "none" : value))
       ->check(check)
       ->type_name(fmt::format("{}", fmt::join(choices, "|")));
 }
@@ -50,16 +62,11 @@ void add_count(CLI::App& app, const std::string& flag, std::int64_t& value, CLI:
 }
 
 void add_share(CLI::App& app, const std::string& flag, double& value, const std::string& help) {
-  const CLI::Validator check(
-      [](std::string& word) {
-        double share = 0;
-        const bool number = CLI::detail::lexical_cast(word, share);
-        return number && share > 0 && share <= 1
-                   ? std::string()
-                   : fmt::format("'{}' is no number above 0 up to 1", word);
-      },
-      "");
-  app.add_option(flag, value, help)->check(check)->type_name(kRealType);
+  app.add_option(flag, value, help)->check(positive_up_to(1))->type_name(kRealType);
+}
+
+void add_amount(CLI::App& app, const std::string& flag, double& value, const std::string& help) {
+  app.add_option(flag, value, help)->check(positive_up_to(1'000'000))->type_name(kAmountType);
 }
 
 std::vector<std::int64_t> parse_number_list(const std::string& flag, const std::string& text,

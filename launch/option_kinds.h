@@ -12,6 +12,7 @@ namespace kdtree {
 inline constexpr const char* kNumberType = "N";
 // Of options that take any number.
 inline constexpr const char* kRealType = "SHARE";
+inline constexpr const char* kAmountType = "GB";
 
 // `value` holds the default and receives the option's value; it outlives `app`.
 void add_path(CLI::App& app, const std::string& flag, std::string& value, const std::string& help);
@@ -21,6 +22,9 @@ void add_count(CLI::App& app, const std::string& flag, std::int64_t& value, CLI:
                const std::string& help);
 // A number above 0 up to 1; the default 0 stands for "not given".
 void add_share(CLI::App& app, const std::string& flag, double& value, const std::string& help);
+
+// A number of GB above 0 up to a million; the default 0 stands for "not given".
+void add_amount(CLI::App& app, const std::string& flag, double& value, const std::string& help);
 
 // The whole numbers of "1,2,4", each within [low, high]. InputError names flag, value and what was
 // expected.

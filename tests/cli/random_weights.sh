@@ -39,7 +39,7 @@ refused 2 'needs a drafter' generate "${random[@]}" --model "$kimi" --mode tree 
 
 # --- Memory ---------------------------------------------------------------------------------------
 
-some=(--model "$tiny" --prompt-ids 1,2,3 --max-new-tokens 6 --threads 1)
+some=(--model "$tiny" --prompt-ids '1,2,3' --max-new-tokens 6 --threads 1)
 decodes 0 "${some[@]}" --top-logits 2 -- --top-logits 2
 cp "$out" "$work/some"
 for ranks in 0 3; do

@@ -37,11 +37,11 @@ Function next(const char* name) {
 
 // The runtime's functions as the linker sees them: arguments in registers, at most six of them, and
 // the result in one. An argument that a function does not have is not looked at.
-#define KDTREE_TRACE(name)                                                                        \
-  extern "C" int name(void* a, void* b, void* c, void* d, void* e, void* f) {                     \
-    static const auto original = next<int (*)(void*, void*, void*, void*, void*, void*)>(#name);  \
-    note(#name);                                                                                  \
-    return original(a, b, c, d, e, f);                                                            \
+#define KDTREE_TRACE(name)                                                                       \
+  extern "C" int name(void* a, void* b, void* c, void* d, void* e, void* f) {                    \
+    static const auto original = next<int (*)(void*, void*, void*, void*, void*, void*)>(#name); \
+    note(#name);                                                                                 \
+    return original(a, b, c, d, e, f);                                                           \
   }
 
 KDTREE_TRACE(cudaGraphLaunch)

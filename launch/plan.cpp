@@ -218,6 +218,7 @@ std::string plan_text(const PlanOptions& options, const Job& job, const RunPlan&
   const std::vector<AlikeRanks> groups = alike_ranks(plan);
   const auto line = [&](const std::string& what, const auto& value_of) {
     std::vector<std::string> values;
+    values.reserve(groups.size());
     for (const AlikeRanks& group : groups) {
       values.push_back(value_of(group));
     }

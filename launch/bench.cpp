@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "config/json_text.h"
 #include "core/build_info.h"
 #include "core/check.h"
+#include "core/json_text.h"
 #include "core/log.h"
 #include "ranks.h"
 #include "result_output.h"

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <utility>
 
-#include "config/json_text.h"
 #include "core/check.h"
+#include "core/json_text.h"
 
 namespace kdtree {
 

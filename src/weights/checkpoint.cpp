@@ -11,8 +11,8 @@
 
 #include "config/config_reader.h"
 #include "config/config_sections.h"
-#include "config/json_text.h"
 #include "core/check.h"
+#include "core/json_text.h"
 #include "weights/file.h"
 #include "weights/kdtr.h"
 #include "weights/raw_tensor.h"

@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "config/json_text.h"
 #include "core/check.h"
+#include "core/json_text.h"
 #include "weights/file.h"
 
 namespace kdtree {

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "config/json_text.h"
 #include "core/check.h"
+#include "core/json_text.h"
 #include "weights/number_formats.h"
 #include "weights/tensor_spec.h"
 

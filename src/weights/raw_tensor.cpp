@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "config/json_text.h"
 #include "core/check.h"
+#include "core/json_text.h"
 
 namespace kdtree {
 

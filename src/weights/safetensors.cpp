@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "config/json_text.h"
 #include "core/check.h"
+#include "core/json_text.h"
 #include "weights/file.h"
 
 namespace kdtree {

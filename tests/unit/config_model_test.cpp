@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "config/json_text.h"
 #include "config/model_config.h"
 #include "core/check.h"
+#include "core/json_text.h"
 #include "tests/unit/weights_test_support.h"
 
 namespace kdtree {

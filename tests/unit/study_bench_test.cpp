@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "config/json_text.h"
 #include "config/model_config.h"
+#include "core/json_text.h"
 #include "study/bench_check.h"
 #include "study/bench_data.h"
 #include "study/bench_statistics.h"

@@ -1,9 +1,9 @@
-#include "config/json_text.h"
+#include "core/json_text.h"
 
 #include <filesystem>
 #include <fstream>
-#include <set>
 #include <system_error>
+#include <unordered_set>
 #include <vector>
 
 #include "core/check.h"
@@ -34,8 +34,9 @@ class KeyWatcher {
         open_.pop_back();
         break;
       case Event::key:
-        require_input(open_.back().insert(parsed.get<std::string>()).second,
-                      "{}: JSON object holds the key {} twice", origin_, describe_json(parsed));
+        if (!open_.back().insert(parsed.get_ref<const std::string&>()).second) {
+          fail_input("{}: JSON object holds the key {} twice", origin_, describe_json(parsed));
+        }
         break;
       case Event::value:
         break;
@@ -45,7 +46,7 @@ class KeyWatcher {
 
  private:
   const std::string& origin_;
-  std::vector<std::set<std::string>> open_;
+  std::vector<std::unordered_set<std::string>> open_;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@ packages_of() {
   case $1 in
     build)
       echo git g++ cmake ninja-build libopenmpi-dev libspdlog-dev nlohmann-json3-dev libcli11-dev \
-        libxxhash-dev libtomlplusplus-dev
+        libxxhash-dev libtomlplusplus-dev libonig-dev
       ;;
     run) echo openmpi-bin ;;
     test) echo libgtest-dev ;;

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Holds the engine's tokenizer against the public packages, with a vocabulary of one's own.
+
+    check_tokenizer.py TOKENIZER [--tests PROGRAM] [--count N] [--seed N]
+
+TOKENIZER is a tokenizer.json, or a directory with tiktoken.model and tokenizer_config.json;
+PROGRAM is kdtree_unit_tests (default: $KDTREE_UNIT_TESTS, else the one of preset cpu). Needs the
+packages `tokenizers` and `tiktoken`. Exit status 1 if an id or a text differs.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import tokenizer_cases as cases
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# A conversation of four turns as SpecForge's test references have it, with each model's ids.
+BAR, BLANK = "\uff5c", "\u2581"
+DEEPSEEK_V3_GOLDEN = (
+    f"<{BAR}begin{BLANK}of{BLANK}sentence{BAR}>You are a helpful assistant."
+    f"<{BAR}User{BAR}>Who are you?"
+    f"<{BAR}Assistant{BAR}>My name is Qwen2.<{BAR}end{BLANK}of{BLANK}sentence{BAR}>"
+    f"<{BAR}User{BAR}>How old are you?"
+    f"<{BAR}Assistant{BAR}>11 years old.<{BAR}end{BLANK}of{BLANK}sentence{BAR}>",
+    [0, 3476, 477, 260, 11502, 22896, 16, 128803, 18387, 477, 440, 33, 128804, 6759, 2329, 344,
+     1646, 19566, 20, 16, 1, 128803, 4117, 3072, 477, 440, 33, 128804, 779, 1737, 3072, 16, 1])
+KIMI_K2_GOLDEN = (
+    "<|im_system|>system<|im_middle|>You are a helpful assistant.<|im_end|>"
+    "<|im_user|>user<|im_middle|>Who are you?<|im_end|>"
+    "<|im_assistant|>assistant<|im_middle|>My name is Qwen2.<|im_end|>"
+    "<|im_user|>user<|im_middle|>How old are you?<|im_end|>"
+    "<|im_assistant|>assistant<|im_middle|>11 years old.<|im_end|>",
+    [163594, 14062, 163601, 3900, 554, 261, 13205, 26626, 13, 163586, 163587, 2482, 163601, 24328,
+     554, 398, 30, 163586, 163588, 69702, 163601, 6725, 1530, 387, 1999, 33249, 17, 13, 163586,
+     163587, 2482, 163601, 6034, 3410, 554, 398, 30, 163586, 163588, 69702, 163601, 1228, 2285,
+     3410, 13, 163586])
+# Number of ids of the published vocabularies, and their golden.
+GOLDENS = {128815: DEEPSEEK_V3_GOLDEN, 163840: KIMI_K2_GOLDEN}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = os.environ.get("KDTREE_UNIT_TESTS", ROOT / "build/cpu/tests/kdtree_unit_tests")
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("--tests", type=Path, default=default)
+    parser.add_argument("--count", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+
+    oracle = cases.open_oracle(arguments.tokenizer)
+    lines = cases.all_cases(oracle, arguments.count, arguments.seed) + cases.long_cases(oracle)
+    golden = GOLDENS.get(max(oracle.ids) + 1)
+    if golden:
+        lines.append({"text": golden[0], "special": True, "ids": golden[1]})
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.tokenizer.is_dir():
+            for name in ("tiktoken.model", "tokenizer_config.json"):
+                shutil.copyfile(arguments.tokenizer / name, Path(folder) / name)
+        else:
+            shutil.copyfile(arguments.tokenizer, Path(folder) / "tokenizer.json")
+        cases.write_cases(Path(folder) / "cases.jsonl", lines)
+        print(f"{len(lines)} cases{', a golden among them' if golden else ''}", flush=True)
+        environment = {**os.environ, "KDTREE_TOKENIZER_CASES": folder}
+        return subprocess.run([arguments.tests, "--gtest_filter=TextPublished.*"],
+                              env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

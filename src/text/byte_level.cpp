@@ -19,7 +19,7 @@ bool stands_for_itself(unsigned value) {
 }
 
 const Alphabet& alphabet() {
-  static const Alphabet made = [] {
+  static const Alphabet kTable = [] {
     Alphabet table;
     table.byte.fill(-1);
     char32_t next = 0x100;
@@ -30,7 +30,7 @@ const Alphabet& alphabet() {
     }
     return table;
   }();
-  return made;
+  return kTable;
 }
 
 }  // namespace

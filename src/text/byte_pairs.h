@@ -98,7 +98,7 @@ class WordCache {
     std::uint32_t count = 0;
   };
   struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;
+    using is_transparent = void;  // NOLINT(readability-identifier-naming): the library's name
   };
   std::unordered_map<std::string, Range, Hash, std::equal_to<>> words_;
   std::vector<std::int32_t> ids_;

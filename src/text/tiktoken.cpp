@@ -37,11 +37,12 @@ constexpr const char* kKimiPattern =
     R"(|\s+(?!\S))"
     R"(|\s+)";
 
+// -1 for what is no digit of base64.
 int value_of_base64(char c) {
-  if (c >= 'A' && c <= 'Z') return c - 'A';
-  if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-  if (c >= '0' && c <= '9') return c - '0' + 52;
-  return c == '+' ? 62 : c == '/' ? 63 : -1;
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const std::size_t value = kDigits.find(c);
+  return value == std::string_view::npos ? -1 : static_cast<int>(value);
 }
 
 // RFC 4648 with padding; none if `text` is anything else.

@@ -18,6 +18,8 @@ class Tokenizer {
  public:
   // Made by the loaders below.
   explicit Tokenizer(std::unique_ptr<TokenizerParts> parts);
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
   Tokenizer(Tokenizer&& other) noexcept;
   Tokenizer& operator=(Tokenizer&& other) noexcept;
   ~Tokenizer();

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "config/json_text.h"
+#include "core/json_text.h"
 #include "config/model_config.h"
 #include "study/run_plan.h"
 #include "tests/unit/weights_test_support.h"

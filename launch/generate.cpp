@@ -218,7 +218,7 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
       config.dtype == "bf16" || backend->activation_dtype() == DType::kBFloat16;
   if (config.memory_fraction > 0) {
     job.engine.max_context = context_for_memory(
-        job.source, job.engine, job.load,
+        {.source = job.source, .options = job.engine, .load = job.load},
         {.fraction = config.memory_fraction, .limit = context_limit(job.source.target.config)},
         group, *backend);
     spdlog::info("context of {} tokens for {} sequences", job.engine.max_context,

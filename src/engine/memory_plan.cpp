@@ -120,21 +120,21 @@ std::int64_t largest_context(const std::vector<ContextNeed>& needs, std::int64_t
   return static_cast<std::int64_t>(largest);
 }
 
-std::int64_t context_for_memory(const ModelSource& source, const EngineOptions& options,
-                                const LoadOptions& load, const ContextGoal& goal,
-                                ProcessGroup& group, const Backend& backend) {
+std::int64_t context_for_memory(const PlannedRun& run, const ContextGoal& goal, ProcessGroup& group,
+                                const Backend& backend) {
   ContextNeed own;
   run_together(group, [&] {
-    const LoadOptions own_load = rank_load_options(load, group.rank(), group.world_size(), options);
-    own = context_need(source, options, own_load,
-                       weights_plan(source, options, own_load).total_bytes(), backend);
+    const LoadOptions load =
+        rank_load_options(run.load, group.rank(), group.world_size(), run.options);
+    own = context_need(run.source, run.options, load,
+                       weights_plan(run.source, run.options, load).total_bytes(), backend);
     own.room = goal.fraction * static_cast<double>(available_bytes(group, backend));
   });
   std::vector<ContextNeed> all(static_cast<std::size_t>(group.world_size()));
   group.all_gather(&own, sizeof own, all.data());
   // Every rank goes by all of them: one verdict.
   std::int64_t largest = 0;
-  run_together(group, [&] { largest = largest_context(all, options.max_context, goal); });
+  run_together(group, [&] { largest = largest_context(all, run.options.max_context, goal); });
   return largest;
 }
 

@@ -55,11 +55,17 @@ struct ContextGoal {
 std::int64_t largest_context(const std::vector<ContextNeed>& needs, std::int64_t least,
                              const ContextGoal& goal);
 
+// A run to be planned; nothing of it is owned.
+struct PlannedRun {
+  const ModelSource& source;
+  const EngineOptions& options;
+  const LoadOptions& load;  // rank and world size are the group's
+};
 // The largest max_context up to goal.limit whose memory plan stays within goal.fraction of the
-// free memory on every rank. Collective. AgreedError if not even options.max_context fits.
-std::int64_t context_for_memory(const ModelSource& source, const EngineOptions& options,
-                                const LoadOptions& load, const ContextGoal& goal,
-                                ProcessGroup& group, const Backend& backend);
+// free memory on every rank. Collective. AgreedError if not even run.options.max_context
+// fits.
+std::int64_t context_for_memory(const PlannedRun& run, const ContextGoal& goal, ProcessGroup& group,
+                                const Backend& backend);
 
 // Prints the plan of this rank. InputError if it needs more than is free.
 void check_memory(const MemoryPlan& plan, const ProcessGroup& group, const Backend& backend);

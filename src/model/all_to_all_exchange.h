@@ -26,7 +26,7 @@ class AllToAllExchange final : public ExpertExchange {
  private:
   // Plans which of this rank's rows go to which rank: row_indices_ (counted from the first own
   // row), rows_to_ and rows_from_.
-  void plan(const ModelContext& context, const RoutedRows& rows, std::int64_t layer);
+  void plan(const ModelContext& context, const RoutedRows& own, std::int64_t layer);
   // Sends the planned messages; what came, as rows.
   RoutedRows dispatch(const ModelContext& context, const RoutedRows& own, std::int64_t layer);
 

@@ -94,7 +94,7 @@ std::string config_path(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code status;
   const bool directory = fs::is_directory(path, status);
-  const std::string file = directory ? (fs::path(path) / "config.json").string() : path;
+  std::string file = directory ? (fs::path(path) / "config.json").string() : path;
   require_input(fs::exists(file, status), "{}: no such file: random weights need a config.json",
                 file);
   return file;

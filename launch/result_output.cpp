@@ -86,18 +86,17 @@ Json stage_times_json(const SequenceMetrics& metrics) {
   Json medians;
   sums["prefill"] = metrics.prefill_ms;
   for (std::size_t stage = 0; stage < kNumStages; ++stage) {
-    std::vector<double> times;
-    for (const StageTimes& step : metrics.steps) {
-      times.push_back(step[stage]);
-    }
+    std::vector<double> times(metrics.steps.size());
+    std::transform(metrics.steps.begin(), metrics.steps.end(), times.begin(),
+                   [stage](const StageTimes& step) { return step[stage]; });
     const std::string name = stage_name(static_cast<Stage>(stage));
     sums[name] = std::accumulate(times.begin(), times.end(), 0.0);
     medians[name] = percentile(std::move(times), 0.5);
   }
-  std::vector<double> steps;
-  for (const StageTimes& step : metrics.steps) {
-    steps.push_back(std::accumulate(step.begin(), step.end(), 0.0));
-  }
+  std::vector<double> steps(metrics.steps.size());
+  std::transform(
+      metrics.steps.begin(), metrics.steps.end(), steps.begin(),
+      [](const StageTimes& step) { return std::accumulate(step.begin(), step.end(), 0.0); });
   return {{"stage_ms", sums},
           {"stage_p50_ms", medians},
           {"step_p50_ms", percentile(steps, 0.5)},

@@ -258,7 +258,7 @@ TEST_F(WeightsLoadErrors, ADraftersTensorIsNamedAsInTheBundle) {
   erase("drafter.norm.weight");
   write();
   expect_input_error([&] { load_drafter(open_drafter(path_), {}, *backend_); },
-                     {path_, "'drafter.norm.weight'", "is missing"});
+                     {path_, "\"drafter.norm.weight\"", "is missing"});
 }
 
 }  // namespace

@@ -59,9 +59,9 @@ TEST_F(WeightsRandom, SeedsAndNamesMakeDifferentTensors) {
   const auto head = [&](std::uint64_t seed, const char* name) {
     return floats(load(random_target(goldens_path(kKimi), seed), 0, 1).matrix(name));
   };
-  const char* const kOutput = "lm_head.weight";
-  EXPECT_EQ(head(3, kOutput), head(3, kOutput));
-  EXPECT_NE(head(3, kOutput), head(4, kOutput));
+  const char* const output = "lm_head.weight";
+  EXPECT_EQ(head(3, output), head(3, output));
+  EXPECT_NE(head(3, output), head(4, output));
   EXPECT_NE(head(3, "model.layers.0.self_attn.o_proj.weight"),
             head(3, "model.layers.1.self_attn.o_proj.weight"));
 }

@@ -32,8 +32,8 @@ TEST_P(TextCases, DecodingGivesTheTextBack) {
   for (const Json& line : read_json_lines(tokenizer_path(GetParam()) + "/cases.jsonl")) {
     if (line.contains("ids")) {
       const Ids ids = line["ids"].get<Ids>();
-      EXPECT_EQ(tokenizer.decode(ids), line["text"]) << line;
-      EXPECT_EQ(stream_decode(tokenizer, ids), line["text"]) << line;
+      EXPECT_EQ(tokenizer.decode(ids), line["text"].get<std::string>()) << line;
+      EXPECT_EQ(stream_decode(tokenizer, ids), line["text"].get<std::string>()) << line;
     }
   }
 }

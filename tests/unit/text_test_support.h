@@ -56,7 +56,8 @@ inline std::string stream_decode(const Tokenizer& tokenizer, const Ids& ids) {
 // One line of cases.jsonl: a text and its ids (or their number and digest), or ids and their text.
 inline void expect_case(const Tokenizer& tokenizer, const nlohmann::json& line) {
   if (line.contains("decode")) {
-    EXPECT_EQ(stream_decode(tokenizer, line["decode"].get<Ids>()), line["text"]) << line;
+    EXPECT_EQ(stream_decode(tokenizer, line["decode"].get<Ids>()), line["text"].get<std::string>())
+        << line;
     return;
   }
   std::string text;
@@ -72,7 +73,7 @@ inline void expect_case(const Tokenizer& tokenizer, const nlohmann::json& line) 
   const Ids ids = tokenizer.encode(text, line["special"].get<bool>());
   if (line.contains("digest")) {
     EXPECT_EQ(ids.size(), line["num_ids"].get<std::size_t>()) << line;
-    EXPECT_EQ(digest_of(ids), line["digest"]) << line;
+    EXPECT_EQ(digest_of(ids), line["digest"].get<std::string>()) << line;
   } else {
     EXPECT_EQ(ids, line["ids"].get<Ids>()) << line;
   }

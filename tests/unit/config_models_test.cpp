@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "core/json_text.h"
 #include "config/model_config.h"
+#include "core/json_text.h"
 #include "study/run_plan.h"
 #include "tests/unit/weights_test_support.h"
 #include "weights/random_checkpoint.h"

@@ -66,6 +66,7 @@ export OMPI_MCA_btl_vader_single_copy_mechanism=none
 
 results=${KDTREE_RESULTS:-$build/gpu_test}
 mkdir -p "$results"
+results=$(cd "$results" && pwd)
 
 # on_ranks RANKS COMMAND...
 on_ranks() {
@@ -141,7 +142,7 @@ calls() {
   local ranks=$1
   shift
   rm -f "$results"/calls.trace.*
-  KDTREE_API_TRACE=$PWD/$results/calls.trace LD_PRELOAD=$PWD/$build/tests/libkdtree_api_trace.so \
+  KDTREE_API_TRACE=$results/calls.trace LD_PRELOAD=$PWD/$build/tests/libkdtree_api_trace.so \
     pair calls "$ranks" --mode plain "$@" || return 1
   "$python" tests/gpu/check_api_trace.py 100 "$results"/calls.trace.*
 }

@@ -75,24 +75,29 @@ on_ranks() {
   "${mpirun[@]}" --oversubscribe "$@"
 }
 
-# op_tests: all of them on the GPU, several processes side by side: the host's double precision takes most of the time.
-op_tests() {
-  local shard shards failed=0
+# sharded NAME COMMAND...: the googletest program of COMMAND as several processes side by side, whose output goes to
+# files $results/NAME.*.log: the double precision of the host takes most of the time.
+sharded() {
+  local name=$1 shard shards failed=0
   local -a running=()
-  shards=$(($(nproc) < 8 ? $(nproc) : 8))
+  shift
+  shards=$(($(nproc) < 16 ? $(nproc) : 16))
   for ((shard = 0; shard < shards; ++shard)); do
-    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$build/tests/kdtree_unit_tests" --gtest_filter='*/cuda*' \
-      --gtest_brief=1 >"$results/op_tests.$shard.log" 2>&1 &
+    OMP_NUM_THREADS=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$@" >"$results/$name.$shard.log" 2>&1 &
     running+=($!)
   done
   for shard in "${!running[@]}"; do
     if ! wait "${running[$shard]}"; then
       failed=1
-      cat "$results/op_tests.$shard.log"
+      cat "$results/$name.$shard.log"
     fi
   done
-  grep -h -E 'PASSED|SKIPPED' "$results"/op_tests.*.log
+  grep -h -E 'PASSED|SKIPPED|SUMMARY' "$results/$name".*.log | sort | uniq -c
   return $failed
+}
+
+op_tests() {
+  sharded op_tests "$build/tests/kdtree_unit_tests" --gtest_filter='*/cuda*' --gtest_brief=1
 }
 
 # goldens RANKS [COMMUNICATOR]: engine tests in float32, tokens, trees and acceptance lengths.
@@ -197,8 +202,8 @@ if [ $sanitizer = 1 ]; then
   # Every kernel and shape; without the products of all row counts and prefixes, which take hours there.
   sanitized_ops='*/cuda*-*AnyCall*:*AnyNumber*:*EveryNumber*:*EveryPrefix*:*EveryBlock*:*OffsetsTest*'
   for tool in memcheck racecheck synccheck initcheck; do
-    attempt "compute-sanitizer $tool" compute-sanitizer --tool $tool --error-exitcode 9 \
-      "$build/tests/kdtree_unit_tests" --gtest_filter="$sanitized_ops" --gtest_brief=1
+    attempt "compute-sanitizer $tool" sharded "$tool" compute-sanitizer --tool $tool --error-exitcode 9 \
+      "$build/tests/kdtree_unit_tests" --gtest_filter="$sanitized_ops"
     attempt "compute-sanitizer $tool, generation" compute-sanitizer --tool $tool --error-exitcode 9 \
       "$build/launch/kdtree" generate --backend cuda --model $trained/target --draft $trained/draft --mode tree \
       --prompt-ids 265,37,463,381,421 --max-new-tokens 16 --ignore-eos

@@ -143,10 +143,13 @@ Json device_json(const DeviceFacts& device) {
 }
 
 Json result_json(const Result& result, const RunFacts& facts) {
-  Json json = {
-      {"index", result.index},           {"prompt_ids", result.prompt_ids},
-      {"output_ids", result.output_ids}, {"acceptance_lengths", result.acceptance_lengths},
-      {"near_ties", result.near_ties},   {"stop_reason", stop_reason_name(result.stop_reason)}};
+  Json json = {{"index", result.index},
+               {"prompt_ids", result.prompt_ids},
+               {"output_ids", result.output_ids},
+               {"acceptance_lengths", result.acceptance_lengths},
+               {"near_ties", result.near_ties},
+               {"near_tie_margins", result.near_tie_margins},
+               {"stop_reason", stop_reason_name(result.stop_reason)}};
   if (facts.with_top_logits) {
     json["top_logits"] = pairs_json(result.top_logits);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace kdtree {
@@ -57,9 +58,14 @@ double near_tie_share(DType dtype, const ModelConfig& config) {
   return kDeviations * std::numbers::sqrt2 * error / std::sqrt(2 * std::log(tokens));
 }
 
-bool is_near_tie(const ChoiceLogits& choice, double share) {
+double near_tie_margin(const ChoiceLogits& choice, double share) {
   const double distance = double{choice.best} - double{choice.second};
-  return distance <= 0 || distance < share * std::abs(double{choice.best});
+  if (distance <= 0) {
+    return 0;
+  }
+  const double bound = share * std::abs(double{choice.best});
+  const double infinity = std::numeric_limits<double>::infinity();
+  return distance < bound ? distance / bound : infinity;
 }
 
 }  // namespace kdtree

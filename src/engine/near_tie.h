@@ -45,7 +45,8 @@ namespace kdtree {
 // The factor of |best| above, for activations of `dtype` (float32 or bf16).
 double near_tie_share(DType dtype, const ModelConfig& config);
 
-// Whether best - second < share * |best|. Equal logits always are; NaN never.
-bool is_near_tie(const ChoiceLogits& choice, double share);
+// (best - second) / (share * |best|): below 1 for a near-tie, infinite for every other choice. 0
+// for equal logits whatever the share; infinite where a logit is NaN.
+double near_tie_margin(const ChoiceLogits& choice, double share);
 
 }  // namespace kdtree

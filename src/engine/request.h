@@ -59,6 +59,8 @@ struct Result {
   // Indices into output_ids whose choice was a near-tie (src/engine/near_tie.h): another order of
   // the same sums may choose another token there.
   std::vector<std::int64_t> near_ties;
+  // One for each of near_ties: how far apart the logits were, 1 being the bound.
+  std::vector<double> near_tie_margins;
   StopReason stop_reason = StopReason::kLength;
   std::vector<TokenLogit> top_logits;  // after the prompt, descending
   std::vector<StepRecord> steps;

@@ -59,8 +59,9 @@ void Scheduler::plan_next(StepDecision& decision) {
 }
 
 bool Scheduler::append_token(Active& active, std::int32_t token, const ChoiceLogits& choice) {
-  if (is_near_tie(choice, options_.near_tie_share)) {
+  if (const double margin = near_tie_margin(choice, options_.near_tie_share); margin < 1) {
     active.result.near_ties.push_back(static_cast<std::int64_t>(active.result.output_ids.size()));
+    active.result.near_tie_margins.push_back(margin);
   }
   active.result.output_ids.push_back(token);
   const Request& request = requests_[static_cast<std::size_t>(active.result.index)];

@@ -18,6 +18,7 @@ void expect_equal(const std::vector<Result>& a, const std::vector<Result>& b) {
     EXPECT_EQ(a[i].acceptance_lengths, b[i].acceptance_lengths) << i;
     EXPECT_EQ(a[i].stop_reason, b[i].stop_reason) << i;
     EXPECT_EQ(a[i].near_ties, b[i].near_ties) << i;
+    EXPECT_EQ(a[i].near_tie_margins, b[i].near_tie_margins) << i;
     EXPECT_EQ(a[i].top_logits, b[i].top_logits) << i;
     ASSERT_EQ(a[i].steps.size(), b[i].steps.size()) << i;
     for (std::size_t step = 0; step < a[i].steps.size(); ++step) {

@@ -284,6 +284,10 @@ TEST_F(EngineScheduler, NearTiesNameTheOutputTokensChosenByThem) {
   ASSERT_EQ(results_.size(), 1U);
   EXPECT_EQ(results_[0].output_ids, (Ids{10, 5, 6, 7, 1}));
   EXPECT_EQ(results_[0].near_ties, (std::vector<std::int64_t>{0, 2, 4}));
+  ASSERT_EQ(results_[0].near_tie_margins.size(), 3U);
+  for (const double margin : results_[0].near_tie_margins) {
+    EXPECT_NEAR(margin, 0.05 / 0.08, 1e-5);
+  }
 }
 
 TEST(EngineNearTie, TheShareFollowsTheFormat) {
@@ -313,14 +317,16 @@ TEST(EngineNearTie, TheShareFollowsTheFormat) {
   EXPECT_DOUBLE_EQ(near_tie_share(DType::kBFloat16, config), dense);
 }
 
-TEST(EngineNearTie, DistancesBelowTheShare) {
-  EXPECT_TRUE(is_near_tie({.best = 10, .second = 9.95F}, 0.01));
-  EXPECT_FALSE(is_near_tie({.best = 10, .second = 9.85F}, 0.01));
-  EXPECT_TRUE(is_near_tie({.best = -10, .second = -10.05F}, 0.01));
-  EXPECT_TRUE(is_near_tie({.best = 0, .second = 0}, 0));
+TEST(EngineNearTie, MarginIsTheDistanceOverTheBound) {
+  EXPECT_DOUBLE_EQ(near_tie_margin({.best = 10, .second = 9.9375F}, 0.01), 0.625);
+  EXPECT_DOUBLE_EQ(near_tie_margin({.best = -10, .second = -10.0625F}, 0.01), 0.625);
+  EXPECT_EQ(near_tie_margin({.best = 0, .second = 0}, 0), 0);
   const float infinity = std::numeric_limits<float>::infinity();
-  EXPECT_FALSE(is_near_tie({.best = 1, .second = -infinity}, 0.01));
-  EXPECT_FALSE(is_near_tie({.best = std::numeric_limits<float>::quiet_NaN(), .second = 1}, 0.01));
+  EXPECT_EQ(near_tie_margin({.best = 10, .second = 9.85F}, 0.01), infinity);
+  EXPECT_EQ(near_tie_margin({.best = 1, .second = -infinity}, 0.01), infinity);
+  EXPECT_EQ(near_tie_margin({.best = 1, .second = 0.5F}, 0), infinity);
+  EXPECT_EQ(near_tie_margin({.best = std::numeric_limits<float>::quiet_NaN(), .second = 1}, 0.01),
+            infinity);
 }
 
 TEST(EngineNames, StopReasonsAndStages) {

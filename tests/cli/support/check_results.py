@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
-KEYS = ["index", "prompt_ids", "output_ids", "acceptance_lengths", "near_ties",
+KEYS = ["index", "prompt_ids", "output_ids", "acceptance_lengths", "near_ties", "near_tie_margins",
         "stop_reason"]
 STAGES = ["prefill", "draft", "tree_build", "verify", "accept", "commit"]
 METRIC_TYPES = {
@@ -72,6 +72,9 @@ def check_metrics(line: Line, where: str) -> None:
     require(isinstance(metrics["device"].get("name"), str), f"{where}: {metrics['device']}")
     require(metrics["time_to_first_token_ms"] <= metrics["total_ms"], f"{where}: times disagree")
 
+    margins = line["near_tie_margins"]
+    require(len(margins) == len(ties) and all(0 <= margin < 1 for margin in margins),
+            f"{where}: near_tie_margins {margins} of {len(ties)} near-ties")
     lengths = line["acceptance_lengths"]
     require(metrics["num_steps"] == len(lengths), f"{where}: num_steps")
     mean = sum(lengths) / len(lengths) if lengths else 0

@@ -93,7 +93,9 @@ TEST_P(PublishedGoldens, PlainDecodingGivesTheirTokensAndLogits) {
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, PublishedGoldens,
                          testing::Values("kimi_nested_int4", "deepseek_v3_fp8_groups",
-                                         "dflash_trained_bf16"));
+                                         "dflash_trained_bf16", "deepseek_v2_lite",
+                                         "deepseek_v2_groups", "moonlight", "uneven_tied",
+                                         "fp8_partial_blocks"));
 
 // The published drafting programs print log-probabilities to about 1e-5, and the drafter's passes
 // differ from ours in the order of addition like the target's.

@@ -79,6 +79,12 @@ class PublishedGoldens(unittest.TestCase):
     def test_dflash_trained_target(self) -> None:
         self.check(read_target("dflash_trained_bf16/target"), read_cases("dflash_trained_bf16"))
 
+    def test_other_layouts(self) -> None:
+        for folder in ("deepseek_v2_lite", "deepseek_v2_groups", "moonlight", "uneven_tied",
+                       "fp8_partial_blocks"):
+            with self.subTest(folder=folder):
+                self.check(read_target(folder), read_cases(folder))
+
     def test_expanded_attention_as_well(self) -> None:
         for folder in ("kimi_nested_int4", "deepseek_v3_fp8_groups"):
             target, case = read_target(folder), read_cases(folder)[-1]

@@ -189,7 +189,9 @@ class TargetModel:
         return self.weights["model.embed_tokens.weight"][token_ids]
 
     def lm_head(self, hidden: np.ndarray) -> np.ndarray:
-        return linear(hidden, self.weights["lm_head.weight"])
+        # With tie_word_embeddings a checkpoint may leave the head out.
+        head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
+        return linear(hidden, head)
 
     def forward(self, token_ids: list[int], positions: list[int], visible_new: np.ndarray,
                 cache: LatentKvCache, absorbed: bool = True) -> Forward:

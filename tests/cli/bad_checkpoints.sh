@@ -55,6 +55,11 @@ dir_long_header dir_long_header/model.safetensors: header of 1844674407370955161
 dir_no_shard dir_no_shard/model-00002-of-000003.safetensors: no such file
 dir_lacking is missing, although dir_lacking/model.safetensors.index.json places it there
 dir_index_path is "../elsewhere.safetensors", expected the name of a file beside it
+dir_overlap e_score_correction_bias" begins at byte 24594, inside the one before it
+dir_hole e_score_correction_bias" begins at byte 24598, expected 24596 (no gaps)
+dir_wrong_size e_score_correction_bias": holds 66 bytes, but shape [16] of F32 takes 64
+dir_truncated dir_truncated/model.safetensors: truncated: expected 3594136 bytes
+dir_twice dir_twice/model.safetensors: JSON object holds the key "__metadata__" twice
 /dev/null /dev/null: not a regular file
 CASES
 
@@ -64,6 +69,8 @@ refused 0 "draft_dflash2/config.json: key 'architectures' is [\"DFlash2DraftMode
   generate --model "$target" --draft draft_dflash2 "${prompt[@]}"
 refused 0 "draft_domino/config.json: key 'architectures' is [\"DominoDraftModel\"], expected" \
   generate --model "$target" --draft draft_domino "${prompt[@]}"
+refused 0 "draft_eagle3/config.json: key 'architectures' is [\"LlamaForCausalLMEagle3\"], expected" \
+  generate --model "$target" --draft draft_eagle3 "${prompt[@]}"
 refused 0 "key 'dflash_config.conv_kernel_size' is 3, expected null" \
   generate --model "$target" --draft draft_kernel "${prompt[@]}"
 refused 0 "the drafter's hidden_size is" generate --model "$target" --draft "$tiny" "${prompt[@]}"
@@ -126,6 +133,9 @@ refused 3 'tensor "model.layers.2.mlp.gate.weight" is missing' \
   generate --model missing_tensor.kdtr "${prompt[@]}"
 refused 3 "key 'kv_lora_rank' is missing" generate --model missing_key.kdtr "${prompt[@]}"
 refused 3 'target_layer_ids names layer 3' generate --model draft_tap.kdtr "${prompt[@]}"
+refused 3 'dir_overlap/model.safetensors: tensor' generate --model dir_overlap "${prompt[@]}"
+refused 3 'dir_truncated/model.safetensors: truncated' \
+  generate --model dir_truncated "${prompt[@]}"
 refused 3 '--mode tree needs a drafter' generate --model no_drafter.kdtr --mode tree "${prompt[@]}"
 refused 3 'header_checksum.kdtr: header checksum is' inspect --model header_checksum.kdtr
 

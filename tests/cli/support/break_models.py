@@ -205,6 +205,35 @@ def break_directories(goldens: Path, out: Path) -> None:
     entries["weight_map"][sorted(entries["weight_map"])[0]] = "../elsewhere.safetensors"
     index.write_text(json.dumps(entries), encoding="utf-8")
 
+    def raw_header_change(name: str, change: Callable[[bytes], bytes]) -> None:
+        """The header's text changed at the same length, or the data behind it."""
+        file = copied(plain, out / name) / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    def moved(begin: int, end: int) -> Callable[[bytes], bytes]:
+        """The second tensor's offsets are moved."""
+        def change(content: bytes) -> bytes:
+            (size,) = struct.unpack("<Q", content[:8])
+            header = json.loads(content[8:8 + size])
+            names = [name for name in header if name != "__metadata__"]
+            second = sorted(names, key=lambda name: header[name]["data_offsets"])[1]
+            offsets = header[second]["data_offsets"]
+            header[second]["data_offsets"] = [offsets[0] + begin, offsets[1] + end]
+            text = json.dumps(header).encode("utf-8")
+            return struct.pack("<Q", len(text)) + text + content[8 + size:]
+        return change
+
+    def twice(content: bytes) -> bytes:
+        (size,) = struct.unpack("<Q", content[:8])
+        text = b'{"__metadata__":{},' + content[9:8 + size]
+        return struct.pack("<Q", len(text)) + text + content[8 + size:]
+
+    raw_header_change("dir_overlap", moved(-2, -2))
+    raw_header_change("dir_hole", moved(2, 2))
+    raw_header_change("dir_wrong_size", moved(0, 2))
+    raw_header_change("dir_truncated", lambda content: content[:-2])
+    raw_header_change("dir_twice", twice)
+
     def architecture(name: str) -> Callable[[Header], None]:
         return lambda config: config.update(architectures=[name])
 
@@ -213,6 +242,7 @@ def break_directories(goldens: Path, out: Path) -> None:
 
     edit_config(copied(draft, out / "draft_dflash2"), architecture("DFlash2DraftModel"))
     edit_config(copied(draft, out / "draft_domino"), architecture("DominoDraftModel"))
+    edit_config(copied(draft, out / "draft_eagle3"), architecture("LlamaForCausalLMEagle3"))
     edit_config(copied(draft, out / "draft_kernel"), kernel)
 
 

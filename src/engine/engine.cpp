@@ -190,7 +190,8 @@ std::vector<Request> Engine::share_requests(const std::vector<Request>& requests
   return shared;
 }
 
-void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result) {
+void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result,
+                      const Scheduler::OnTokens& on_tokens) {
   const std::vector<Request> shared = share_requests(requests);
   run_together(group_, [&] { check_requests(shared, config_, options_); });
   std::optional<Scheduler> rank0;
@@ -201,7 +202,7 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
                                    .record_steps = options_.record_steps,
                                    .near_tie_share = near_tie_share(
                                        context_.backend.activation_dtype(), config_)},
-                  shared, on_result);
+                  shared, on_result, on_tokens);
   }
   Scheduler* scheduler = rank0 ? &*rank0 : nullptr;
   std::fill(slots_.begin(), slots_.end(), Slot{});

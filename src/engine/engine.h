@@ -35,8 +35,11 @@ class Engine {
 
   // Decodes the requests of rank 0 (the other ranks' are ignored), batch_size at a time.
   // Collective. On rank 0 `on_result` gets each result, in the order of the requests. AgreedError
-  // on every rank if a request is not valid (check_requests).
-  void generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result);
+  // on every rank if a request is not valid (check_requests). `on_tokens`, unless empty, gets on
+  // rank 0 what each step added to each sequence: in the order of the steps, never taken back,
+  // together the sequence's output_ids. Both are called between two steps, and hold the next up.
+  void generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result,
+                const Scheduler::OnTokens& on_tokens = {});
 
   // Device memory of the engine's own tensors: what it allocates besides decoder, drafter,
   // vocabulary, caches and step state. Equal on every rank.

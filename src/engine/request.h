@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,13 @@ struct StepRecord {
   std::vector<std::int32_t> parents;         // the root first, its parent is -1
   std::vector<std::int32_t> accepted_nodes;  // indices into parents, without the root
   std::int32_t bonus_token = 0;
+};
+
+// What one step (or the prompt) added to a sequence.
+struct TokenUpdate {
+  std::int64_t index = 0;                // of its request
+  std::span<const std::int32_t> tokens;  // behind those told before; valid during the call
+  bool finished = false;                 // nothing follows
 };
 
 struct SequenceMetrics {

@@ -18,10 +18,11 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, std::span<const Request> requests,
-                     OnResult on_result)
+                     OnResult on_result, OnTokens on_tokens)
     : options_(options),
       requests_(requests),
       on_result_(std::move(on_result)),
+      on_tokens_(std::move(on_tokens)),
       slots_(static_cast<std::size_t>(options.num_slots)) {}
 
 Scheduler::Active& Scheduler::active(std::int32_t slot) {
@@ -86,7 +87,17 @@ bool Scheduler::start_sequence(std::int32_t slot, std::int32_t first_token,
   entry.result.top_logits = std::move(top_logits);
   entry.result.metrics.time_to_first_token_ms = milliseconds_since(entry.admitted);
   entry.result.metrics.prefill_ms = entry.result.metrics.time_to_first_token_ms;
-  return !append_token(entry, first_token, choice);
+  const bool open = append_token(entry, first_token, choice);
+  report_tokens(entry, 0);
+  return !open;
+}
+
+void Scheduler::report_tokens(const Active& active, std::size_t known) {
+  if (on_tokens_) {
+    on_tokens_({.index = active.result.index,
+                .tokens = std::span(active.result.output_ids).subspan(known),
+                .finished = active.finished});
+  }
 }
 
 void Scheduler::record_draft(std::int32_t slot,
@@ -113,6 +124,7 @@ bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree,
     record.bonus_token = accepted.bonus_token;
     result.steps.push_back(std::move(record));
   }
+  const std::size_t known = result.output_ids.size();
   // The target chose each token at the node before it.
   bool open = true;
   for (std::size_t i = 1; i < accepted.nodes.size() && open; ++i) {
@@ -123,6 +135,7 @@ bool Scheduler::advance_sequence(std::int32_t slot, const DraftTree& tree,
     open =
         append_token(entry, accepted.bonus_token, accepted.choices.at(accepted.nodes.size() - 1));
   }
+  report_tokens(entry, known);
   return !open;
 }
 

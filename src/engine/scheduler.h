@@ -37,9 +37,13 @@ struct SchedulerOptions {
 class Scheduler {
  public:
   using OnResult = std::function<void(Result)>;
+  using OnTokens = std::function<void(const TokenUpdate&)>;
 
-  // `on_result` gets the results in the order of the requests. `requests` outlives the scheduler.
-  Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result);
+  // `on_result` gets the results in the order of the requests; `on_tokens`, unless empty, what each
+  // step added to each sequence, before the result that holds it. `requests` outlives the
+  // scheduler.
+  Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result,
+            OnTokens on_tokens = {});
 
   // What to do first, and after each step: prefill where a slot is free and a prompt waits, else
   // decode, else stop. Also takes finished sequences out of their slots.
@@ -70,6 +74,8 @@ class Scheduler {
 
   // Appends a token that the target chose by `choice`; returns false if nothing may follow it.
   bool append_token(Active& active, std::int32_t token, const ChoiceLogits& choice);
+  // Tells on_tokens_ what stands behind the first `known` tokens.
+  void report_tokens(const Active& active, std::size_t known);
   Active& active(std::int32_t slot);
   void release(std::int32_t slot);
   void deliver_in_order();
@@ -77,6 +83,7 @@ class Scheduler {
   SchedulerOptions options_;
   std::span<const Request> requests_;
   OnResult on_result_;
+  OnTokens on_tokens_;
   std::size_t next_request_ = 0;
   std::vector<std::optional<Active>> slots_;
   std::map<std::int64_t, Result> waiting_;  // finished, but an earlier one is not

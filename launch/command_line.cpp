@@ -42,6 +42,15 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
       ->type_name("IDS")
       ->expected(1, std::numeric_limits<int>::max())
       ->allow_extra_args(false);
+  app.add_option("--prompt", config.prompt, "Text of a prompt; may be repeated")
+      ->type_name("TEXT")
+      ->expected(1, std::numeric_limits<int>::max())
+      ->allow_extra_args(false);
+  add_path(app, "--tokenizer", config.tokenizer,
+           "Directory or file of the tokenizer (default: the model's directory); with it, outputs "
+           "are text");
+  app.add_flag("--parse-special", config.parse_special,
+               "Control tokens in the text of a prompt count as such");
   add_path(app, "--prompts", config.prompts,
            R"(File of prompts, a JSON object a line: {"prompt_ids": [1, 2, 3]})");
   add_count(app, "--batch-size", config.batch_size, CLI::Range(std::int64_t{1}, std::int64_t{4096}),
@@ -221,8 +230,8 @@ Command parse_command_line(int argc, const char* const* argv) {
   command.kind = Command::Kind::kGenerate;
   require_option(command.generate.model, "--model");
   require_input(command.generate.verify_golden || !command.generate.prompt_ids.empty() ||
-                    !command.generate.prompts.empty(),
-                "no prompt: give --prompt-ids, --prompts or --verify-golden");
+                    !command.generate.prompt.empty() || !command.generate.prompts.empty(),
+                "no prompt: give --prompt, --prompt-ids, --prompts or --verify-golden");
   return command;
 }
 

@@ -12,6 +12,7 @@
 #include "golden.h"
 #include "ranks.h"
 #include "result_output.h"
+#include "text_output.h"
 #include "weights/random_checkpoint.h"
 
 namespace kdtree {
@@ -26,6 +27,7 @@ struct Job {
   LoadOptions load;
   std::vector<Request> requests;
   std::optional<GoldenCases> golden;
+  std::optional<TextModel> text;  // rank 0, where prompts or outputs are text
   std::string mode;
   std::string weights;
 };
@@ -71,7 +73,8 @@ LoadOptions load_options(const RunConfig& config) {
 }
 
 std::vector<Request> make_requests(const RunConfig& config,
-                                   const std::optional<GoldenCases>& golden) {
+                                   const std::optional<GoldenCases>& golden,
+                                   const TextModel* text) {
   std::vector<Request> requests;
   if (golden) {
     for (const GoldenCase& golden_case : golden->cases) {
@@ -82,7 +85,11 @@ std::vector<Request> make_requests(const RunConfig& config,
     }
     return requests;
   }
-  for (std::vector<std::int32_t>& prompt : read_prompts(config)) {
+  std::vector<std::vector<std::int32_t>> prompts = read_prompts(config);
+  for (std::size_t i = 0; i < config.prompt.size(); ++i) {
+    prompts.push_back(text->encode_prompt(config.prompt[i], i, config.parse_special));
+  }
+  for (std::vector<std::int32_t>& prompt : prompts) {
     requests.push_back({.prompt_ids = std::move(prompt),
                         .max_new_tokens = config.max_new_tokens,
                         .ignore_eos = config.ignore_eos});
@@ -149,14 +156,18 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
                 group.world_size(), config.model, model.num_attention_heads,
                 model.num_attention_heads);
   if (config.verify_golden) {
-    require_input(config.prompt_ids.empty() && config.prompts.empty(),
+    require_input(config.prompt_ids.empty() && config.prompts.empty() && config.prompt.empty(),
                   "--verify-golden decodes the bundle's own prompts: give no others");
     job.golden = read_golden(job.source.target, job.weights);
     require_input(config.dtype != "bf16",
                   "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
   }
   if (group.rank() == 0) {
-    job.requests = make_requests(config, job.golden);
+    if (!config.prompt.empty() || !config.tokenizer.empty()) {
+      job.text.emplace(config.model, config.tokenizer, model);
+    }
+    add_end_tokens(config.model, job.text ? &*job.text : nullptr, job.source.target.config);
+    job.requests = make_requests(config, job.golden, job.text ? &*job.text : nullptr);
   }
   return job;
 }
@@ -257,11 +268,32 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
       facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange,
       facts.mode, facts.weights);
   GoldenReport report;
-  engine->generate(job.requests, [&](const Result& result) {
-    const bool json = config.output_format == "json";
-    write_stdout(json ? result_json(result, facts).dump() + "\n" : result_text(result, facts));
+  const bool json = config.output_format == "json";
+  std::optional<TextStream> stream;
+  if (job.text && !json && job.requests.size() == 1) {
+    stream.emplace(*job.text, job.source.target.config.eos_token_ids);
+  }
+  const auto show = [&](const Result& result) {
+    std::optional<std::string> text;
+    if (job.text) {
+      text = job.text->decode(result.output_ids, job.source.target.config.eos_token_ids);
+    }
+    if (json) {
+      write_stdout(result_json(result, facts, text).dump() + "\n");
+    } else if (text) {
+      write_stdout(stream ? "\n" : fmt::format("prompt {}: {}\n", result.index, *text));
+      spdlog::info("prompt {}: {} tokens ({}), {}", result.index, result.output_ids.size(),
+                   stop_reason_name(result.stop_reason), statistics_text(result));
+    } else {
+      write_stdout(result_text(result, facts));
+    }
     if (job.golden) {
       report.compare(*job.golden, result);
+    }
+  };
+  engine->generate(job.requests, show, [&](const TokenUpdate& update) {
+    if (stream) {
+      write_stdout(stream->push(update));
     }
   });
   if (!job.golden) {

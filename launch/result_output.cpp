@@ -142,7 +142,8 @@ Json device_json(const DeviceFacts& device) {
           {"cache_bytes", device.cache_bytes}};
 }
 
-Json result_json(const Result& result, const RunFacts& facts) {
+Json result_json(const Result& result, const RunFacts& facts,
+                 const std::optional<std::string>& text) {
   Json json = {{"index", result.index},
                {"prompt_ids", result.prompt_ids},
                {"output_ids", result.output_ids},
@@ -150,6 +151,9 @@ Json result_json(const Result& result, const RunFacts& facts) {
                {"near_ties", result.near_ties},
                {"near_tie_margins", result.near_tie_margins},
                {"stop_reason", stop_reason_name(result.stop_reason)}};
+  if (text) {
+    json["text"] = *text;
+  }
   if (facts.with_top_logits) {
     json["top_logits"] = pairs_json(result.top_logits);
   }
@@ -164,6 +168,14 @@ Json result_json(const Result& result, const RunFacts& facts) {
   return json;
 }
 
+std::string statistics_text(const Result& result) {
+  return fmt::format(
+      "acceptance length {:.2f} over {} steps, {} near-ties, {:.1f} tokens/s, first token after "
+      "{:.1f} ms",
+      mean_acceptance_length(result), result.acceptance_lengths.size(), result.near_ties.size(),
+      tokens_per_second(result), result.metrics.time_to_first_token_ms);
+}
+
 std::string result_text(const Result& result, const RunFacts& facts) {
   std::string text = fmt::format(
       "prompt {} ({} tokens): {}\n  -> {} tokens ({}): {}\n", result.index,
@@ -176,11 +188,7 @@ std::string result_text(const Result& result, const RunFacts& facts) {
     }
     text += "\n";
   }
-  text += fmt::format(
-      "  acceptance length {:.2f} over {} steps, {} near-ties, {:.1f} tokens/s, first token after "
-      "{:.1f} ms\n",
-      mean_acceptance_length(result), result.acceptance_lengths.size(), result.near_ties.size(),
-      tokens_per_second(result), result.metrics.time_to_first_token_ms);
+  text += "  " + statistics_text(result) + "\n";
   return text;
 }
 

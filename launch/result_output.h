@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "config/run_config.h"
@@ -30,9 +31,13 @@ struct RunFacts {
 };
 
 // One line of --output-format json.
-nlohmann::ordered_json result_json(const Result& result, const RunFacts& facts);
+// `text` is what the output says, without its end token; none where there is no tokenizer.
+nlohmann::ordered_json result_json(const Result& result, const RunFacts& facts,
+                                   const std::optional<std::string>& text);
 // A few lines for people.
 std::string result_text(const Result& result, const RunFacts& facts);
+// One line of how a run went.
+std::string statistics_text(const Result& result);
 
 nlohmann::ordered_json device_json(const DeviceFacts& device);
 

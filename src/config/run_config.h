@@ -12,7 +12,10 @@ struct RunConfig {
   std::string model;
   std::string draft;                    // empty: the bundle's own drafter
   std::vector<std::string> prompt_ids;  // each "1,2,3"
+  std::vector<std::string> prompt;      // texts
   std::string prompts;                  // JSON lines with prompt_ids
+  std::string tokenizer;                // directory or file; empty: in the model's directory
+  bool parse_special = false;           // control tokens in texts count as such
   std::int64_t batch_size = 1;
   std::int64_t max_new_tokens = 128;
   std::int64_t max_context = 0;  // 0: the longest prompt and its output

@@ -4,6 +4,8 @@
 #include <system_error>
 
 #include "core/check.h"
+#include "core/json_text.h"
+#include "text/json_place.h"
 #include "text/tokenizer.h"
 
 namespace kdtree {
@@ -29,16 +31,43 @@ NamedText read_named_text(const std::filesystem::path& path) {
 
 }  // namespace
 
-Tokenizer load_tokenizer(const std::string& directory) {
-  const std::filesystem::path folder = directory;
+Tokenizer load_tokenizer(const std::string& path) {
+  const std::filesystem::path folder = path;
   std::error_code ignored;
+  require_input(std::filesystem::exists(folder, ignored), "{}: no such file or directory", path);
+  if (!std::filesystem::is_directory(folder, ignored)) {
+    return folder.extension() == ".model"
+               ? parse_tiktoken(read_named_text(folder),
+                                read_named_text(folder.parent_path() / "tokenizer_config.json"))
+               : parse_tokenizer_json(read_named_text(folder));
+  }
   if (std::filesystem::exists(folder / "tiktoken.model", ignored)) {
     return parse_tiktoken(read_named_text(folder / "tiktoken.model"),
                           read_named_text(folder / "tokenizer_config.json"));
   }
   require_input(std::filesystem::exists(folder / "tokenizer.json", ignored),
-                "{}: no tokenizer, expected tiktoken.model or tokenizer.json in it", directory);
+                "{}: no tokenizer, expected tiktoken.model or tokenizer.json in it", path);
   return parse_tokenizer_json(read_named_text(folder / "tokenizer.json"));
+}
+
+std::string load_bos_text(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path place = path;
+  const std::filesystem::path file =
+      (std::filesystem::is_directory(place, ignored) ? place : place.parent_path()) /
+      "tokenizer_config.json";
+  if (!std::filesystem::exists(file, ignored)) {
+    return "";
+  }
+  const std::string origin = file.string();
+  const nlohmann::json json = read_json_file(origin);
+  const JsonPlace config(json, origin);
+  if (!config.flag_or("add_bos_token", false)) {
+    return "";
+  }
+  const JsonPlace token = config.at("bos_token", "the token that add_bos_token asks for");
+  return token.value().is_object() ? token.at("content", "the text of the token").text()
+                                   : token.text();
 }
 
 }  // namespace kdtree

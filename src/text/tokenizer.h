@@ -75,7 +75,13 @@ Tokenizer parse_tiktoken(const NamedText& ranks, const NamedText& config);
 // malformed or not supported.
 Tokenizer parse_tokenizer_json(const NamedText& file);
 
-// From a model's directory: tiktoken.model with tokenizer_config.json, else tokenizer.json.
-Tokenizer load_tokenizer(const std::string& directory);
+// From a model's directory: tiktoken.model with tokenizer_config.json, else tokenizer.json; or from
+// one of these files (*.model has its tokenizer_config.json beside it). InputError names the file.
+Tokenizer load_tokenizer(const std::string& path);
+
+// The text that begins every prompt: bos_token of the tokenizer_config.json in the directory
+// `path`, or beside the file `path`, if its add_bos_token is true; empty otherwise. InputError for
+// a malformed file.
+std::string load_bos_text(const std::string& path);
 
 }  // namespace kdtree

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Text in, text out: prompts are encoded, outputs stream as whole characters, and what is wrong with
+# texts and tokenizers is told.
+source "$(dirname "${BASH_SOURCE[0]}")/support/common.sh"
+
+trained=$goldens/dflash_trained_bf16
+tokenizer=$work/tokenizer
+"$python" "$support/make_tokenizer.py" "$tokenizer"
+model=(--model "$trained/target" --draft "$trained/draft" --max-new-tokens 24)
+text=("${model[@]}" --tokenizer "$tokenizer")
+
+# --- Text equals ids ------------------------------------------------------------------------------
+
+for ranks in 0 2; do
+  for mode in plain tree; do
+    succeeds "$ranks" generate "${text[@]}" --mode $mode --prompt 'héllo' --output-format json || true
+    cp "$out" "$work/results"
+    holds "ranks $ranks $mode: the prompt's bytes" grep -qF \
+      '"prompt_ids":[104,195,169,108,108,111]' "$out"
+    succeeds "$ranks" generate "${text[@]}" --mode $mode --prompt 'héllo' || true
+    holds "ranks $ranks $mode: streamed text" "$python" "$support/check_text.py" "$work/results" "$out"
+    holds "ranks $ranks $mode: statistics on stderr" grep -q 'acceptance length' "$err"
+  done
+done
+# Ids in, text out; several sequences are printed whole.
+succeeds 0 generate "${text[@]}" --prompt-ids 265,37,463 --ignore-eos --output-format json || true
+holds 'ids in, text out' "$python" "$support/check_text.py" "$out"
+succeeds 0 generate "${text[@]}" --prompt a --prompt b --batch-size 2 --output-format json || true
+holds 'two texts' "$python" "$support/check_text.py" "$out"
+succeeds 0 generate "${text[@]}" --prompt a --prompt b --batch-size 2 || true
+holds 'two texts, prefixed' grep -qa '^prompt 1: ' "$out"
+
+# --- Control tokens -------------------------------------------------------------------------------
+
+succeeds 0 generate "${text[@]}" --prompt '<|im_end|>' --output-format json || true
+holds 'a control token in a text is text' grep -qF '"prompt_ids":[60,124,105,' "$out"
+succeeds 0 generate "${text[@]}" --prompt '<|im_end|>' --parse-special --output-format json || true
+holds 'unless it is asked for' grep -qF '"prompt_ids":[258]' "$out"
+cp -r "$tokenizer" "$work/begin"
+sed -i 's/"add_bos_token": false/"add_bos_token": true/' "$work/begin/tokenizer_config.json"
+succeeds 0 generate "${model[@]}" --tokenizer "$work/begin" --prompt a --output-format json || true
+holds 'the begin token' grep -qF '"prompt_ids":[256,97]' "$out"
+succeeds 0 generate "${model[@]}" --tokenizer "$tokenizer/tiktoken.model" --prompt a \
+  --output-format json || true
+holds 'a file' grep -qF '"prompt_ids":[97]' "$out"
+
+# --- End tokens -----------------------------------------------------------------------------------
+
+# A model that stops on the token it produces third.
+third=$("$python" -c 'import json,sys; print(json.loads(open(sys.argv[1]).readline())["output_ids"][2])' \
+  "$work/results")
+cp -r "$trained/target" "$work/target"
+chmod -R u+w "$work/target"
+printf '{"eos_token_id": [%s]}' "$third" >"$work/target/generation_config.json"
+succeeds 0 generate --model "$work/target" --tokenizer "$tokenizer" --prompt 'héllo' \
+  --output-format json || true
+holds 'generation_config.json ends a sequence' grep -qE "\"output_ids\":\[([0-9]+,){0,2}$third\]" "$out"
+
+# --- What is refused ------------------------------------------------------------------------------
+
+run=(generate "${model[@]}")
+for ranks in 0 2; do
+  refused "$ranks" 'is not valid UTF-8 at byte 1' "${run[@]}" --tokenizer "$tokenizer" --prompt $'a\xff'
+  refused "$ranks" '--prompt (number 1): the text has no tokens' "${run[@]}" --tokenizer "$tokenizer" \
+    --prompt a --prompt ''
+  refused "$ranks" 'no tokenizer, expected tiktoken.model or tokenizer.json' "${run[@]}" --prompt a
+done
+refused 0 'holds no tokenizer: give --tokenizer' generate --model "$tiny" --prompt a
+refused 0 'nowhere: no such file or directory' "${run[@]}" --tokenizer nowhere --prompt a
+refused 0 'its ids go up to 1855' "${run[@]}" --prompt a \
+  --tokenizer "$KDTREE_SOURCE/tests/data/tokenizer/kimi_like"
+cp -r "$tokenizer" "$work/broken"
+sed -i '5s/ 4$/ four/' "$work/broken/tiktoken.model"
+refused 0 "line 5: the rank is 'four'" "${run[@]}" --tokenizer "$work/broken" --prompt a
+sed -i 's/true/maybe/' "$work/begin/tokenizer_config.json"
+refused 0 'tokenizer_config.json: not valid JSON' "${run[@]}" --tokenizer "$work/begin" --prompt a
+printf '{"eos_token_id": "1"}' >"$work/target/generation_config.json"
+refused 0 "generation_config.json: key 'eos_token_id' is" generate --model "$work/target" \
+  --prompt-ids 1
+
+finish

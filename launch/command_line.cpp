@@ -46,6 +46,15 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
       ->type_name("TEXT")
       ->expected(1, std::numeric_limits<int>::max())
       ->allow_extra_args(false);
+  add_path(
+      app, "--chat", config.chat,
+      R"(File of a conversation to answer: {"messages": [{"role": "user", "content": "Hi"}]})");
+  add_choice(
+      app, "--chat-template", config.chat_template,
+      {"auto", "kimi-k2.6", "kimi-k2", "deepseek-v3", "deepseek-r1"},
+      "How --chat becomes a prompt; auto: kimi-k2.6 for Kimi K2.5 and K2.6, else to be named");
+  add_choice(app, "--thinking", config.thinking, {"on", "off"},
+             "Whether a kimi-k2.6 answer begins with reasoning");
   add_path(app, "--tokenizer", config.tokenizer,
            "Directory or file of the tokenizer (default: the model's directory); with it, outputs "
            "are text");
@@ -230,8 +239,9 @@ Command parse_command_line(int argc, const char* const* argv) {
   command.kind = Command::Kind::kGenerate;
   require_option(command.generate.model, "--model");
   require_input(command.generate.verify_golden || !command.generate.prompt_ids.empty() ||
-                    !command.generate.prompt.empty() || !command.generate.prompts.empty(),
-                "no prompt: give --prompt, --prompt-ids, --prompts or --verify-golden");
+                    !command.generate.prompt.empty() || !command.generate.chat.empty() ||
+                    !command.generate.prompts.empty(),
+                "no prompt: give --prompt, --chat, --prompt-ids, --prompts or --verify-golden");
   return command;
 }
 

@@ -73,8 +73,8 @@ LoadOptions load_options(const RunConfig& config) {
 }
 
 std::vector<Request> make_requests(const RunConfig& config,
-                                   const std::optional<GoldenCases>& golden,
-                                   const TextModel* text) {
+                                   const std::optional<GoldenCases>& golden, const TextModel* text,
+                                   const TargetCheckpoint& target) {
   std::vector<Request> requests;
   if (golden) {
     for (const GoldenCase& golden_case : golden->cases) {
@@ -88,6 +88,10 @@ std::vector<Request> make_requests(const RunConfig& config,
   std::vector<std::vector<std::int32_t>> prompts = read_prompts(config);
   for (std::size_t i = 0; i < config.prompt.size(); ++i) {
     prompts.push_back(text->encode_prompt(config.prompt[i], i, config.parse_special));
+  }
+  if (!config.chat.empty()) {
+    prompts.push_back(text->encode_chat_file(
+        config.chat, choose_chat_template(config.chat_template, target), config.thinking == "on"));
   }
   for (std::vector<std::int32_t>& prompt : prompts) {
     requests.push_back({.prompt_ids = std::move(prompt),
@@ -156,18 +160,20 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
                 group.world_size(), config.model, model.num_attention_heads,
                 model.num_attention_heads);
   if (config.verify_golden) {
-    require_input(config.prompt_ids.empty() && config.prompts.empty() && config.prompt.empty(),
+    require_input(config.prompt_ids.empty() && config.prompts.empty() && config.prompt.empty() &&
+                      config.chat.empty(),
                   "--verify-golden decodes the bundle's own prompts: give no others");
     job.golden = read_golden(job.source.target, job.weights);
     require_input(config.dtype != "bf16",
                   "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
   }
   if (group.rank() == 0) {
-    if (!config.prompt.empty() || !config.tokenizer.empty()) {
+    if (!config.prompt.empty() || !config.chat.empty() || !config.tokenizer.empty()) {
       job.text.emplace(config.model, config.tokenizer, model);
     }
     add_end_tokens(config.model, job.text ? &*job.text : nullptr, job.source.target.config);
-    job.requests = make_requests(config, job.golden, job.text ? &*job.text : nullptr);
+    job.requests =
+        make_requests(config, job.golden, job.text ? &*job.text : nullptr, job.source.target);
   }
   return job;
 }

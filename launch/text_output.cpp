@@ -82,6 +82,26 @@ std::vector<std::int32_t> TextModel::encode_prompt(const std::string& text, std:
   return ids;
 }
 
+std::vector<std::int32_t> TextModel::encode_chat_file(const std::string& file,
+                                                      ChatTemplate chat_template,
+                                                      bool thinking) const {
+  const std::vector<ChatMessage> messages = parse_chat(read_json_file(file), file);
+  return encode_chat(tokenizer_, render_chat(chat_template, messages, thinking));
+}
+
+ChatTemplate choose_chat_template(const std::string& name, const TargetCheckpoint& target) {
+  if (const auto named = find_chat_template(name)) {
+    return *named;
+  }
+  const nlohmann::json& config = target.config_json;
+  const auto type = config.is_object() ? config.find("model_type") : config.end();
+  require_input(type != config.end() && *type == "kimi_k25",
+                "{}: its model_type does not tell the chat template, give --chat-template "
+                "kimi-k2.6, kimi-k2, deepseek-v3 or deepseek-r1",
+                target.origin);
+  return ChatTemplate::kKimiK26;
+}
+
 std::string TextModel::decode(std::span<const std::int32_t> ids,
                               const std::vector<std::int64_t>& end_ids) const {
   TextStream stream(*this, end_ids);

@@ -10,8 +10,10 @@
 
 #include "config/model_config.h"
 #include "engine/request.h"
+#include "text/chat_template.h"
 #include "text/stream_decoder.h"
 #include "text/tokenizer.h"
+#include "weights/checkpoint.h"
 
 namespace kdtree {
 
@@ -30,6 +32,11 @@ class TextModel {
   std::vector<std::int32_t> encode_prompt(const std::string& text, std::size_t index,
                                           bool parse_special) const;
 
+  // The ids of the conversation in a JSON file (parse_chat, render_chat). InputError names file,
+  // key and value.
+  std::vector<std::int32_t> encode_chat_file(const std::string& file, ChatTemplate chat_template,
+                                             bool thinking) const;
+
   // The text of an output, valid UTF-8, without the end token behind it. An id that the embedding
   // has but the tokenizer has not is U+FFFD.
   std::string decode(std::span<const std::int32_t> ids,
@@ -41,6 +48,10 @@ class TextModel {
   Tokenizer tokenizer_;
   std::vector<std::int32_t> begin_ids_;  // none or one
 };
+
+// The template of that name; for "auto" that of the checkpoint's model_type. InputError where that
+// does not tell: DeepSeek-V3 and R1 share theirs, so do K2-Instruct and K2-Thinking.
+ChatTemplate choose_chat_template(const std::string& name, const TargetCheckpoint& target);
 
 // The text of one sequence as it is decoded; joined, it is what TextModel::decode gives.
 class TextStream {

@@ -14,6 +14,9 @@ struct RunConfig {
   std::vector<std::string> prompt_ids;  // each "1,2,3"
   std::vector<std::string> prompt;      // texts
   std::string prompts;                  // JSON lines with prompt_ids
+  std::string chat;                     // file of a conversation
+  std::string chat_template = "auto";   // of kimi-k2.6 for model_type kimi_k25, else to be named
+  std::string thinking = "on";          // or "off"
   std::string tokenizer;                // directory or file; empty: in the model's directory
   bool parse_special = false;           // control tokens in texts count as such
   std::int64_t batch_size = 1;

@@ -16,7 +16,7 @@ refused 0 '--model is required' generate --prompt-ids 1
 refused 0 '--model is required' inspect
 refused 0 '--model: 1 required' generate --model
 refused 0 '--model: At Most 1 required but received 2' "${generate[@]}" --model "$int4"
-refused 0 'no prompt: give --prompt, --prompt-ids, --prompts or --verify-golden' "${generate[@]}"
+refused 0 'no prompt: give --prompt, --chat, --prompt-ids, --prompts or --verify-golden' "${generate[@]}"
 refused 0 'give --prompt-ids or --prompts, not both' "${generate[@]}" --prompt-ids 1 --prompts none
 refused 0 'give no others' "${generate[@]}" --verify-golden --prompt-ids 1
 refused 0 'not for --dtype bf16' "${generate[@]}" --verify-golden --dtype bf16

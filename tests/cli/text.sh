@@ -56,6 +56,19 @@ succeeds 0 generate --model "$work/target" --tokenizer "$tokenizer" --prompt 'h�
   --output-format json || true
 holds 'generation_config.json ends a sequence' grep -qE "\"output_ids\":\[([0-9]+,){0,2}$third\]" "$out"
 
+# --- Conversations --------------------------------------------------------------------------------
+
+printf '[{"role": "user", "content": "a<|im_end|>"}]' >"$work/chat.json"
+chat=("${text[@]}" --chat "$work/chat.json")
+for ranks in 0 2; do
+  succeeds "$ranks" generate "${chat[@]}" --chat-template kimi-k2.6 --output-format json || true
+  holds "ranks $ranks: a conversation" grep -qF \
+    '"prompt_ids":[259,117,115,101,114,260,97,60,124,105,109,95,101,110,100,124,62,258,261,97,' "$out"
+  holds "ranks $ranks: thinks" grep -qF ',116,260,262],' "$out"
+done
+succeeds 0 generate "${chat[@]}" --chat-template kimi-k2.6 --thinking off --output-format json || true
+holds 'does not think' grep -qF ',116,260,262,263],' "$out"
+
 # --- What is refused ------------------------------------------------------------------------------
 
 run=(generate "${model[@]}")
@@ -65,6 +78,20 @@ for ranks in 0 2; do
     --prompt a --prompt ''
   refused "$ranks" 'no tokenizer, expected tiktoken.model or tokenizer.json' "${run[@]}" --prompt a
 done
+refused 0 'its model_type does not tell the chat template' generate "${chat[@]}"
+refused 0 "no added token is '<｜begin▁of▁sentence｜>'" generate "${chat[@]}" --chat-template deepseek-v3
+# JSON WORDS
+while IFS='|' read -r content words; do
+  printf '%s' "$content" >"$work/chat.json"
+  refused 0 "$words" generate "${chat[@]}" --chat-template kimi-k2.6
+done <<'CASES'
+hello|chat.json: not valid JSON
+[]|chat.json: no messages
+{"messages": []}|key 'messages': no messages
+[{"role": "judge", "content": "a"}]|key '[0].role' is "judge", expected system or user
+[{"role": "user"}]|key '[0].content' is missing
+{"messages": [{"role": "user", "content": "a"}], "tools": [1]}|key 'tools' is
+CASES
 refused 0 'holds no tokenizer: give --tokenizer' generate --model "$tiny" --prompt a
 refused 0 'nowhere: no such file or directory' "${run[@]}" --tokenizer nowhere --prompt a
 refused 0 'its ids go up to 1855' "${run[@]}" --prompt a \

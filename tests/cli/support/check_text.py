@@ -11,7 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-ADDED = {256: b"[BOS]", 257: b"[EOS]", 258: b"<|im_end|>"}
+ADDED = {256: b"[BOS]", 257: b"[EOS]", 258: b"<|im_end|>", 259: b"<|im_user|>",
+         260: b"<|im_middle|>", 261: b"<|im_assistant|>", 262: b"<think>", 263: b"</think>"}
 ENDS = (1, 257, 258)
 
 

@@ -143,9 +143,10 @@ Int4Matrix quantize_int4(std::span<const float> values, std::int64_t columns,
     if (scale_dtype == DType::kBFloat16) {
       scale = BFloat16::from_float(scale).to_float();
     }
+    scale = scale == 0 ? 1.0F : scale;
     matrix.scales[g] = scale;
     for (std::size_t i = 0; i < group; ++i) {
-      const float steps = scale == 0 ? 0.0F : std::nearbyint(block[i] / scale);
+      const float steps = std::nearbyint(block[i] / scale);
       const auto code = static_cast<std::uint32_t>(std::clamp(steps, -8.0F, 7.0F) + 8.0F);
       matrix.words[(g * group + i) / kInt4PerWord] |= code << (kInt4Bits * (i % kInt4PerWord));
     }

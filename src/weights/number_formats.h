@@ -33,8 +33,9 @@ struct Int4Matrix {
   std::vector<float> scales;         // [rows, columns / group_size], exact in scale_dtype
 };
 // scale = absmax / 7.5 of a group, rounded to scale_dtype (F32 or BF16); code = value / scale,
-// halves to even, clamped to -8..7, plus 8. A group of zeros has scale 0. `columns` is a multiple
-// of group_size, and that one of 8. (compressed-tensors, symmetric INT4: 15 steps wide.)
+// halves to even, clamped to -8..7, plus 8. Where that scale is zero it is 1 instead, which readers
+// may divide by. `columns` is a multiple of group_size, and that one of 8. (compressed-tensors,
+// symmetric INT4: 15 steps wide.)
 Int4Matrix quantize_int4(std::span<const float> values, std::int64_t columns,
                          std::int64_t group_size, DType scale_dtype);
 

@@ -76,8 +76,9 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
       "plain: a token a step; chain, tree: speculative; auto: tree where there is a drafter");
   add_count(app, "--tree-budget", config.tree_budget, CLI::Range(std::int64_t{1}, kMaxTreeBudget),
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
-  add_choice(app, "--weights", config.weights, {"auto", "original", "quantized", "random"},
-             "Which copy of a bundle that holds both; auto: quantized where there is one; random: "
+  add_choice(app, "--weights", config.weights, {"auto", "original", "quantized", "int4", "random"},
+             "Which copy of a bundle that holds both; auto: quantized where there is one; int4: "
+             "routed experts rounded to INT4 groups of 32 while loading; random: "
              "drawn for the sizes of --model and --draft, each a config.json");
   add_count(app, "--weights-seed", config.weights_seed, CLI::Range(std::int64_t{0}, kUnbounded),
             "What random weights are drawn from");

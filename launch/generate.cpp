@@ -68,6 +68,7 @@ LoadOptions load_options(const RunConfig& config) {
   LoadOptions load;
   load.weights = config.weights == "original"    ? WeightsChoice::kOriginal
                  : config.weights == "quantized" ? WeightsChoice::kQuantized
+                 : config.weights == "int4"      ? WeightsChoice::kInt4
                                                  : WeightsChoice::kAuto;
   return load;
 }
@@ -138,7 +139,9 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
   job.source = open_source(config);
   job.load = load_options(config);
   const bool quantized = config.weights != "original" && holds_quantized(job.source.target);
-  job.weights = config.weights == "random" ? "random" : quantized ? "quantized" : "original";
+  job.weights = config.weights == "random" || config.weights == "int4" ? config.weights
+                : quantized                                            ? "quantized"
+                                                                       : "original";
   job.mode = config.mode != "auto" ? config.mode : job.source.drafter ? "tree" : "plain";
   job.engine.mode = job.mode == "plain"   ? Mode::kPlain
                     : job.mode == "chain" ? Mode::kChain

@@ -122,8 +122,11 @@ Job make_job(const PlanOptions& options) {
   job.dtype = exact ? "fp32" : "bf16";
   job.run.load.round_to_bfloat16 =
       options.dtype == "bf16" || (options.backend == "cuda" && options.dtype == "auto");
+  const bool int4 = options.weights == "int4";
+  job.run.load.weights = int4 ? WeightsChoice::kInt4 : WeightsChoice::kAuto;
   if (target.float8_blocks) {
-    job.notes.push_back(fmt::format("fp8 matrices are held as {}: they are dequantised at load",
+    job.notes.push_back(fmt::format("fp8 matrices{} are held as {}: they are dequantised at load",
+                                    int4 ? " other than routed experts" : "",
                                     job.run.load.round_to_bfloat16 ? "bf16" : "fp32"));
   }
   return job;

@@ -67,6 +67,9 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
   add_choice(app, "--exchange", options.exchange, {"auto", "allreduce", "alltoall"},
              "How tokens reach their experts; auto: allreduce");
+  add_choice(
+      app, "--weights", options.weights, {"auto", "int4"},
+      "As of generate; int4: routed experts in floats or fp8 are rounded to INT4 while loading");
   add_choice(app, "--backend", options.backend, {"cuda", "cpu"},
              "Where tensors would be computed; needs neither here");
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16"},

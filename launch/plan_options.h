@@ -19,6 +19,7 @@ struct PlanOptions {
   std::string mode = "auto";
   std::int64_t tree_budget = 16;
   std::string exchange = "auto";
+  std::string weights = "auto";
   std::string backend = "cuda";
   std::string dtype = "auto";
   std::string output_format = "text";

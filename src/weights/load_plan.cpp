@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "weights/number_formats.h"
+#include "weights/quantize.h"
 #include "weights/raw_tensor.h"
 
 namespace kdtree {
@@ -110,6 +111,9 @@ class Planner {
     matrix.view.in_features = columns.size();
     if (copy.form == StorageForm::kInt4 && !spec.dequantize) {
       plan_packed(spec, copy, {rows, columns}, matrix);
+    } else if (input_.options.weights == WeightsChoice::kInt4 &&
+               spec.kind == WeightKind::kRoutedExperts) {
+      plan_quantized(spec, copy, {rows, columns}, matrix);
     } else {
       plan_floats(spec, copy, {rows, columns}, matrix);
     }
@@ -155,6 +159,26 @@ class Planner {
     matrix.data_offset = add_region(spec, region);
   }
 
+  // Floats or fp8 that become INT4 on their way.
+  void plan_quantized(const TensorSpec& spec, const StoredCopy& copy,
+                      const std::pair<Range, Range>& block, PlannedMatrix& matrix) {
+    check_group_size(spec.shape[1], kLoadGroupSize, tensor_place(*copy.values));
+    LoadRegion region = make_region(*copy.values, block.first, block.second);
+    region.total_columns = spec.shape[1];
+    set_float_output(region, DType::kFloat32);
+    if (copy.form == StorageForm::kFloat8) {
+      region.decode = LoadRegion::Decode::kFloat8;
+      region.scales = copy.scales;
+    }
+    region.quantize_group = kLoadGroupSize;
+    region.device_scales_offset = reserve(spec, region.rows.size() * region.scale_row_bytes());
+    matrix.view.format = WeightFormat::kInt4Group;
+    matrix.view.scale_dtype = DType::kBFloat16;
+    matrix.view.group_size = kLoadGroupSize;
+    matrix.data_offset = add_region(spec, region);
+    matrix.scales_offset = region.device_scales_offset;
+  }
+
   static LoadRegion make_region(const StoredTensor& values, Range rows, Range columns) {
     LoadRegion region;
     region.values = &values;
@@ -169,13 +193,19 @@ class Planner {
         region.values->dtype == output ? LoadRegion::Decode::kCopy : LoadRegion::Decode::kWiden;
   }
 
+  // Room for `bytes` in device memory; its offset.
+  std::int64_t reserve(const TensorSpec& spec, std::int64_t bytes) {
+    const std::int64_t offset = plan_.device_bytes;
+    const std::int64_t aligned =
+        (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+    plan_.device_bytes += aligned;
+    plan_.kind_bytes[static_cast<std::size_t>(spec.kind)] += aligned;
+    return offset;
+  }
+
   // Gives the region its place in device memory, which is returned.
   std::int64_t add_region(const TensorSpec& spec, LoadRegion& region) {
-    region.device_offset = plan_.device_bytes;
-    const std::int64_t bytes =
-        (region.device_bytes() + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
-    plan_.device_bytes += bytes;
-    plan_.kind_bytes[static_cast<std::size_t>(spec.kind)] += bytes;
+    region.device_offset = reserve(spec, region.device_bytes());
     if (spec.split.part != PartOf::kNothing) {
       share_checksums(region);
     }

@@ -33,9 +33,22 @@ struct LoadRegion {
   std::int64_t total_columns = 0;  // of the tensor, in the unit of `columns`
   DType output = DType::kFloat32;
   std::int64_t device_offset = 0;
+  // > 0: `output` is FP32 and only passes through the host: the device gets INT4 words at
+  // device_offset and bf16 scales of groups of this size at device_scales_offset.
+  std::int64_t quantize_group = 0;
+  std::int64_t device_scales_offset = 0;
 
+  // As read, before any rounding to INT4.
   std::int64_t row_bytes() const { return columns.size() * dtype_bytes(output); }
-  std::int64_t device_bytes() const { return rows.size() * row_bytes(); }
+  // Of a row at device_offset.
+  std::int64_t device_row_bytes() const {
+    return quantize_group > 0 ? columns.size() / 2 : row_bytes();
+  }
+  std::int64_t device_bytes() const { return rows.size() * device_row_bytes(); }
+  // Of a row at device_scales_offset.
+  std::int64_t scale_row_bytes() const {
+    return quantize_group > 0 ? columns.size() / quantize_group * dtype_bytes(DType::kBFloat16) : 0;
+  }
 };
 
 // A matrix once its regions are in place. view.data and view.scales are not set yet.

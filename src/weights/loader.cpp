@@ -3,12 +3,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <tuple>
 #include <utility>
 
 #include "core/check.h"
 #include "core/progress.h"
 #include "weights/load_plan.h"
+#include "weights/number_formats.h"
+#include "weights/quantize.h"
 #include "weights/raw_tensor.h"
 #include "weights/region_reader.h"
 #include "weights/upload_queue.h"
@@ -111,7 +114,7 @@ class PlanRunner {
   void run(Backend& backend, const std::string& label) {
     std::int64_t bytes = 0;
     for (const LoadRegion& region : plan_.regions) {
-      bytes += region.device_bytes();
+      bytes += region.device_bytes() + region.rows.size() * region.scale_row_bytes();
     }
     Progress progress(label, bytes);
     draw_random(backend, progress);
@@ -158,6 +161,10 @@ class PlanRunner {
   void load(const LoadRegion& region) {
     RegionReader reader(files_, region, options_.verify_checksums);
     const std::int64_t step = std::max<std::int64_t>(kPieceBytes / region.row_bytes(), 1);
+    if (region.quantize_group > 0) {
+      load_quantized(region, reader, step);
+      return;
+    }
     for (std::int64_t first = 0; first < region.rows.size(); first += step) {
       const std::int64_t count = std::min(step, region.rows.size() - first);
       auto slot = queue_.acquire();
@@ -171,6 +178,48 @@ class PlanRunner {
       queue_.submit(std::move(slot));
     }
     reader.finish();
+  }
+
+  void load_quantized(const LoadRegion& region, RegionReader& reader, std::int64_t step) {
+    const std::string place = tensor_place(*region.values);
+    QuantizationError error;  // nobody asks for it here
+    std::vector<float> values;
+    std::vector<std::byte> scales;
+    for (std::int64_t first = 0; first < region.rows.size(); first += step) {
+      const std::int64_t count = std::min(step, region.rows.size() - first);
+      values.resize(static_cast<std::size_t>(count * region.columns.size()));
+      reader.read_rows(first, count, values.data());
+      const Int4Matrix packed = quantize_rows({.values = values,
+                                               .first_row = region.rows.begin + first,
+                                               .columns = region.columns.size(),
+                                               .group_size = region.quantize_group},
+                                              place, error);
+      scales.resize(static_cast<std::size_t>(count * region.scale_row_bytes()));
+      narrow(packed.scales, DType::kBFloat16, scales.data());
+      // One after the other: a thread that kept one slot while it waits for another could starve
+      // the rest.
+      const bool sent =
+          send(std::as_bytes(std::span(packed.words)),
+               device_ + region.device_offset + first * region.device_row_bytes()) &&
+          send(scales, device_ + region.device_scales_offset + first * region.scale_row_bytes());
+      if (!sent) {
+        return;
+      }
+    }
+    reader.finish();
+  }
+
+  // Copies the bytes into a slot; false once another thread has failed.
+  bool send(std::span<const std::byte> bytes, void* device) {
+    auto slot = queue_.acquire();
+    if (slot == nullptr) {
+      return false;
+    }
+    slot->bytes = std::ssize(bytes);
+    slot->memory.assign(bytes.begin(), bytes.end());
+    slot->device = device;
+    queue_.submit(std::move(slot));
+    return true;
   }
 
   LoadPlan& plan_;

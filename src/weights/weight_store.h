@@ -22,7 +22,11 @@ enum class WeightsChoice : std::uint8_t {
   kAuto,       // quantised where there is a quantised copy
   kOriginal,   // the FP32 / bf16 copy; InputError if a matrix has none
   kQuantized,  // InputError if the checkpoint holds no quantised matrix at all
+  // As kAuto, but routed experts that are stored as floats or fp8 are rounded to INT4 groups of
+  // kLoadGroupSize with bf16 scales (quantize_rows) while they are loaded.
+  kInt4,
 };
+inline constexpr std::int64_t kLoadGroupSize = 32;
 
 struct LoadOptions {
   int rank = 0;

@@ -35,7 +35,7 @@ done <<'CASES'
 --top-logits 321 --top-logits 321 is beyond the vocabulary of 320
 --threads -1 --threads: Value -1 not in range 0 to 4096
 --mode warp --mode: warp not in {auto,plain,chain,tree}
---weights best --weights: best not in {auto,original,quantized,random}
+--weights best --weights: best not in {auto,original,quantized,int4,random}
 --backend tpu --backend: tpu not in {auto,cpu,cuda}
 --communicator smoke --communicator: smoke not in {auto,self,mpi,nccl}
 --exchange none --exchange: none not in {auto,allreduce,alltoall}

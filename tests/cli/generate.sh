@@ -109,6 +109,15 @@ decodes 0 --model "$int4" --draft "$int4" --weights quantized --prompt-ids 1 \
   --max-new-tokens 4 -- --expect metrics.weights=quantized
 decodes 0 --model "$goldens/kimi_nested_int4" --weights quantized --prompt-ids 1 \
   --max-new-tokens 4 -- --expect metrics.weights=quantized
+# Rounded to INT4 while loading: the same on any number of ranks.
+for ranks in 0 2; do
+  decodes "$ranks" --model "$goldens/deepseek_v3_fp8_groups" --weights int4 --prompt-ids '1,2,3' \
+    --max-new-tokens 8 --ignore-eos -- --expect metrics.weights=int4
+  keep "int4_$ranks"
+done
+holds 'rounded to INT4: the same tokens on two ranks' "$python" -c 'import json, sys
+one, two = (json.load(open(path, encoding="utf-8"))["output_ids"] for path in sys.argv[1:])
+sys.exit(one != two)' "$work/int4_0.results" "$work/int4_2.results"
 decodes 0 "${few[@]}" --dtype bf16
 decodes 3 "${few[@]}" --dtype bf16 --mode chain
 decodes 0 "${few[@]}" --dtype fp32

@@ -191,6 +191,20 @@ std::string share_text(const std::string& own, ProcessGroup& group) {
   return shared;
 }
 
+// Collective: the bytes of all ranks together, the seconds of the slowest.
+LoadStatistics load_of_all_ranks(const LoadStatistics& own, ProcessGroup& group) {
+  std::vector<LoadStatistics> ranks(static_cast<std::size_t>(group.world_size()));
+  group.all_gather(&own, sizeof own, ranks.data());
+  LoadStatistics all;
+  double slowest = 0;
+  for (const LoadStatistics& rank : ranks) {
+    all += rank;
+    slowest = std::max(slowest, rank.seconds);
+  }
+  all.seconds = slowest;
+  return all;
+}
+
 std::unique_ptr<Backend> start_backend(const RunConfig& config, ProcessGroup& group) {
   BackendOptions options;
   options.name = config.backend;
@@ -264,6 +278,7 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
       .weights = job.weights,
       .dtype = backend->activation_dtype() == DType::kBFloat16 ? "bf16" : "fp32",
       .host = group.host_name(),
+      .load = load_of_all_ranks(model->load_statistics(), group),
       .device = backend->device_facts(),
       .world_size = group.world_size(),
       .threads = backend->num_threads(),
@@ -276,6 +291,7 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
       "{} ranks, {} threads each, backend {}, communicator {}, exchange {}, mode {}, {} weights",
       facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange,
       facts.mode, facts.weights);
+  spdlog::info("{}", load_text(facts.load));
   GoldenReport report;
   const bool json = config.output_format == "json";
   std::optional<TextStream> stream;

@@ -123,6 +123,7 @@ Json metrics_json(const Result& result, const RunFacts& facts) {
                    {"world_size", facts.world_size},
                    {"threads", facts.threads},
                    {"host", facts.host},
+                   {"load", load_json(facts.load)},
                    {"device", device_json(facts.device)},
                    {"version", build.version},
                    {"commit", build.commit},
@@ -140,6 +141,21 @@ Json device_json(const DeviceFacts& device) {
           {"num_processors", device.num_processors},
           {"memory_bytes", device.memory_bytes},
           {"cache_bytes", device.cache_bytes}};
+}
+
+Json load_json(const LoadStatistics& load) {
+  return {{"bytes_read", load.bytes_read},
+          {"checksum_bytes", load.checksum_bytes},
+          {"own_bytes", load.own_bytes},
+          {"seconds", load.seconds},
+          {"gb_per_s", load.gigabytes_per_second()}};
+}
+
+std::string load_text(const LoadStatistics& load) {
+  return fmt::format("loaded {:.4f} GB (own share {:.4f} GB) in {:.2f} s, {:.2f} GB/s",
+                     static_cast<double>(load.bytes_read) / 1e9,
+                     static_cast<double>(load.own_bytes) / 1e9, load.seconds,
+                     load.gigabytes_per_second());
 }
 
 Json result_json(const Result& result, const RunFacts& facts,

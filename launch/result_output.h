@@ -8,6 +8,7 @@
 #include "config/run_config.h"
 #include "engine/request.h"
 #include "kernels/backend.h"
+#include "weights/load_statistics.h"
 
 namespace kdtree {
 
@@ -20,7 +21,8 @@ struct RunFacts {
   std::string weights;
   std::string dtype;  // of activations: "fp32", "bf16"
   std::string host;
-  DeviceFacts device;  // of rank 0
+  LoadStatistics load;  // bytes of all ranks, seconds of the slowest
+  DeviceFacts device;   // of rank 0
   int world_size = 1;
   int threads = 1;
   std::int64_t batch_size = 1;
@@ -40,6 +42,10 @@ std::string result_text(const Result& result, const RunFacts& facts);
 std::string statistics_text(const Result& result);
 
 nlohmann::ordered_json device_json(const DeviceFacts& device);
+// "bytes_read", "checksum_bytes", "own_bytes", "seconds", "gb_per_s".
+nlohmann::ordered_json load_json(const LoadStatistics& load);
+// "loaded X GB (own share Y GB) in Z s, W GB/s"
+std::string load_text(const LoadStatistics& load);
 
 // Writes to stdout and flushes. InputError if stdout does not take it.
 void write_stdout(const std::string& text);

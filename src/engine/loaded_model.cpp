@@ -90,4 +90,10 @@ LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options
   }
 }
 
+LoadStatistics LoadedModel::load_statistics() const {
+  LoadStatistics statistics = target_weights_.load_statistics();
+  statistics += drafter_weights_.load_statistics();
+  return statistics;
+}
+
 }  // namespace kdtree

@@ -84,6 +84,8 @@ class LoadedModel {
   const WeightStore& target_weights() const { return target_weights_; }
   const WeightStore& drafter_weights() const { return drafter_weights_; }
   const LoadOptions& load_options() const { return load_; }
+  // Of this rank: target and drafter together.
+  LoadStatistics load_statistics() const;
 
  private:
   const ModelSource& source_;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -111,7 +112,9 @@ class PlanRunner {
     });
   }
 
-  void run(Backend& backend, const std::string& label) {
+  LoadStatistics run(Backend& backend, const std::string& label) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::int64_t own = own_bytes(plan_);
     std::int64_t bytes = 0;
     for (const LoadRegion& region : plan_.regions) {
       bytes += region.device_bytes() + region.rows.size() * region.scale_row_bytes();
@@ -122,6 +125,11 @@ class PlanRunner {
         num_threads_, [this] { work(); }, backend,
         [&progress](std::int64_t done) { progress.add(done); });
     progress.finish();
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    return {.bytes_read = files_.bytes_read(),
+            .checksum_bytes = files_.checksum_bytes(),
+            .own_bytes = own,
+            .seconds = elapsed.count()};
   }
 
  private:
@@ -257,8 +265,8 @@ WeightStore carry_out(LoadPlan plan, const LoadOptions& options, Backend& backen
   // One block: thousands of small ones would waste device memory on their granularity.
   Buffer memory = backend.allocate(plan.device_bytes);
   auto* device = static_cast<std::byte*>(memory.data());
-  PlanRunner(plan, options, device).run(backend, label);
   WeightStore store;
+  store.set_load_statistics(PlanRunner(plan, options, device).run(backend, label));
   add_views(plan, device, store);
   for (const PlannedMatrix& matrix : plan.matrices) {
     backend.prepare(store.matrix(matrix.name));

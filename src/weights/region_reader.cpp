@@ -37,8 +37,12 @@ void FileSet::open(const StoredTensor* tensor) {
 }
 
 void FileSet::read(const StoredTensor& tensor, std::int64_t offset, std::int64_t bytes,
-                   void* target) const {
+                   void* target, Purpose purpose) const {
   files_.at(tensor.file)->read(tensor.file_offset + offset, bytes, target);
+  bytes_read_ += bytes;
+  if (purpose == Purpose::kChecksumOnly) {
+    checksum_bytes_ += bytes;
+  }
 }
 
 StreamingChecksum::StreamingChecksum() : state_(XXH3_createState()) {
@@ -61,7 +65,7 @@ void verify_tensor(const FileSet& files, const StoredTensor& tensor, std::int64_
   StreamingChecksum checksum;
   for (std::int64_t offset = 0; offset < tensor.bytes; offset += piece_bytes) {
     const std::int64_t bytes = std::min(piece_bytes, tensor.bytes - offset);
-    files.read(tensor, offset, bytes, piece.data());
+    files.read(tensor, offset, bytes, piece.data(), FileSet::Purpose::kChecksumOnly);
     checksum.add(piece.data(), bytes);
   }
   checksum.verify(tensor);

@@ -3,6 +3,7 @@
 
 #include <xxhash.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,18 +15,26 @@
 
 namespace kdtree {
 
-// The open files of a checkpoint. Safe from several threads once made.
+// The open files of a checkpoint. Safe from several threads once made. Every byte of a tensor that
+// a load reads is read and counted here.
 class FileSet {
  public:
+  enum class Purpose : std::uint8_t { kContent, kChecksumOnly };
+
   // Opens every file that the plan reads.
   explicit FileSet(const LoadPlan& plan);
   // Fills `target` with bytes [offset, offset + bytes) of the tensor.
-  void read(const StoredTensor& tensor, std::int64_t offset, std::int64_t bytes,
-            void* target) const;
+  void read(const StoredTensor& tensor, std::int64_t offset, std::int64_t bytes, void* target,
+            Purpose purpose = Purpose::kContent) const;
+  // Bytes that read() has read so far, and how many of them for a checksum alone.
+  std::int64_t bytes_read() const { return bytes_read_; }
+  std::int64_t checksum_bytes() const { return checksum_bytes_; }
 
  private:
   void open(const StoredTensor* tensor);
   std::map<std::string, std::unique_ptr<InputFile>> files_;
+  mutable std::atomic<std::int64_t> bytes_read_{0};
+  mutable std::atomic<std::int64_t> checksum_bytes_{0};
 };
 
 // XXH3-64 of a tensor that is read piece by piece, from its first byte to its last.

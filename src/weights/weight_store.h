@@ -13,6 +13,7 @@
 #include "core/tensor_view.h"
 #include "kernels/backend.h"
 #include "weights/checkpoint.h"
+#include "weights/load_statistics.h"
 #include "weights/tensor_spec.h"
 
 namespace kdtree {
@@ -56,6 +57,9 @@ class WeightStore {
   ConstTensorView vector(const std::string& name) const;
   bool contains(const std::string& name) const;
   std::int64_t bytes() const { return bytes_; }
+  // Of load_target() or load_drafter(); zeros for a store that was filled otherwise.
+  const LoadStatistics& load_statistics() const { return load_statistics_; }
+  void set_load_statistics(const LoadStatistics& statistics) { load_statistics_ = statistics; }
 
   // `memory` is what the view points into; empty if add_memory() was given it.
   void add_matrix(const std::string& name, WeightView view, std::vector<Buffer> memory);
@@ -68,6 +72,7 @@ class WeightStore {
   std::map<std::string, ConstTensorView> vectors_;
   std::vector<Buffer> memory_;
   std::int64_t bytes_ = 0;
+  LoadStatistics load_statistics_;
 };
 
 // The parts of a model that a rank holds; the single place where they are computed.

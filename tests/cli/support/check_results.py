@@ -24,8 +24,9 @@ METRIC_TYPES = {
     "stage_ms": dict, "stage_p50_ms": dict, "step_p50_ms": float, "step_p99_ms": float,
     "num_steps": int, "acceptance_length": float, "per_depth_acceptance": list,
     "mode": str, "batch_size": int, "tree_nodes": int, "weights": str, "dtype": str, "backend": str, "communicator": str, "exchange": str,
-    "world_size": int, "threads": int, "host": str, "device": dict,
+    "world_size": int, "threads": int, "host": str, "load": dict, "device": dict,
     "version": str, "commit": str, "compiler": str}
+LOAD_KEYS = ["bytes_read", "checksum_bytes", "own_bytes", "seconds", "gb_per_s"]
 STEP_KEYS = ["root", "draft_top_log_probs", "token_ids", "depths", "parents", "accepted_nodes",
              "bonus_token"]
 
@@ -70,6 +71,13 @@ def check_metrics(line: Line, where: str) -> None:
                                                 for stage in medians), f"{where}: {medians}")
     require(metrics["step_p50_ms"] <= metrics["step_p99_ms"], f"{where}: percentiles")
     require(isinstance(metrics["device"].get("name"), str), f"{where}: {metrics['device']}")
+    load = metrics["load"]
+    require(list(load) == LOAD_KEYS and all(is_number(value) and value >= 0
+                                            for value in load.values()), f"{where}: {load}")
+    require(load["checksum_bytes"] <= load["bytes_read"] <= 1.05 * load["own_bytes"],
+            f"{where}: more was read than the ranks hold: {load}")
+    require(math.isclose(load["gb_per_s"] * load["seconds"], load["bytes_read"] / 1e9,
+                         rel_tol=1e-6), f"{where}: {load}")
     require(metrics["time_to_first_token_ms"] <= metrics["total_ms"], f"{where}: times disagree")
 
     margins = line["near_tie_margins"]

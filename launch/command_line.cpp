@@ -37,6 +37,10 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
            "Target: KDTR bundle or Hugging Face directory (required)");
   add_path(app, "--draft", config.draft,
            "Drafter: DFlash directory or KDTR bundle (default: the one in the target's bundle)");
+  add_auto_or_factor(
+      app, "--draft-rope-amplitude", config.draft_rope_amplitude,
+      "What the drafter's rotary cosines and sines are multiplied by, for drafters "
+      "trained with another YaRN amplitude than their config gives; auto: the config");
   app.add_option("--prompt-ids", config.prompt_ids,
                  "Token ids of a prompt, as 1,2,3; may be repeated")
       ->type_name("IDS")

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "commands.h"
 #include "core/log.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "golden.h"
+#include "model/rope.h"
 #include "ranks.h"
 #include "result_output.h"
 #include "text_output.h"
@@ -39,6 +41,9 @@ ModelSource open_source(const RunConfig& config) {
       .target = random ? random_target(config.model, seed) : open_target(config.model),
       .drafter = std::nullopt};
   if (config.mode == "plain") {
+    require_input(config.draft_rope_amplitude == "auto",
+                  "--draft-rope-amplitude {}: --mode plain has no drafter",
+                  config.draft_rope_amplitude);
     return source;
   }
   if (!config.draft.empty()) {
@@ -54,6 +59,13 @@ ModelSource open_source(const RunConfig& config) {
     require_input(source.drafter->config.draft_horizon() >= 1,
                   "{}: block_size {} leaves nothing to draft", source.drafter->origin,
                   source.drafter->config.block_size);
+  }
+  if (config.draft_rope_amplitude != "auto") {
+    require_input(source.drafter.has_value(),
+                  "--draft-rope-amplitude {} needs a drafter, and {} holds none",
+                  config.draft_rope_amplitude, config.model);
+    override_rope_amplitude(source.drafter->config.rope, std::stod(config.draft_rope_amplitude),
+                            source.drafter->origin);
   }
   return source;
 }

@@ -69,6 +69,16 @@ void add_amount(CLI::App& app, const std::string& flag, double& value, const std
   app.add_option(flag, value, help)->check(positive_up_to(1'000'000))->type_name(kAmountType);
 }
 
+void add_auto_or_factor(CLI::App& app, const std::string& flag, std::string& value,
+                        const std::string& help) {
+  const CLI::Validator number = positive_up_to(100);
+  const CLI::Validator check(
+      [number](std::string& word) { return word == "auto" ? std::string() : number(word); }, "");
+  app.add_option(flag, value, fmt::format("{} (default {})", help, value))
+      ->check(check)
+      ->type_name(kAutoOrRealType);
+}
+
 std::vector<std::int64_t> parse_number_list(const std::string& flag, const std::string& text,
                                             std::int64_t low, std::int64_t high) {
   std::vector<std::int64_t> numbers;

@@ -13,6 +13,8 @@ inline constexpr const char* kNumberType = "N";
 // Of options that take any number.
 inline constexpr const char* kRealType = "SHARE";
 inline constexpr const char* kAmountType = "GB";
+// Of options that take a number or the word auto.
+inline constexpr const char* kAutoOrRealType = "auto|REAL";
 
 // `value` holds the default and receives the option's value; it outlives `app`.
 void add_path(CLI::App& app, const std::string& flag, std::string& value, const std::string& help);
@@ -25,6 +27,10 @@ void add_share(CLI::App& app, const std::string& flag, double& value, const std:
 
 // A number of GB above 0 up to a million; the default 0 stands for "not given".
 void add_amount(CLI::App& app, const std::string& flag, double& value, const std::string& help);
+
+// The word auto, or a number above 0 up to 100.
+void add_auto_or_factor(CLI::App& app, const std::string& flag, std::string& value,
+                        const std::string& help);
 
 // The whole numbers of "1,2,4", each within [low, high]. InputError names flag, value and what was
 // expected.

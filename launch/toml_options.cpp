@@ -44,6 +44,9 @@ std::string as_word(const CLI::Option& option, const toml::node& node, const std
     require_input(node.is_number(), "{}: expected a number", place);
     return fmt::format("{}", node.value<double>().value());
   }
+  if (option.get_type_name().starts_with(kAutoOrRealType) && node.is_number()) {
+    return fmt::format("{}", node.value<double>().value());
+  }
   require_input(node.is_string(), "{}: expected a string", place);
   return node.as_string()->get();
 }

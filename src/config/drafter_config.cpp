@@ -1,5 +1,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 #include "config/config_reader.h"
 #include "config/config_sections.h"
@@ -17,11 +19,41 @@ constexpr IntegerBounds kTokens{.low = 1, .high = (std::int64_t{1} << 31) - 1};
 constexpr IntegerBounds kTokenId{.low = 0, .high = (std::int64_t{1} << 31) - 1};
 constexpr IntegerBounds kBlock{.low = 2, .high = 1024};
 
-// Keys of DFlash's relatives that change the computation; absent, null or harmless here.
+// What errors say to the owner of a drafter of another kind.
+std::string only_dflash(std::string_view kind) {
+  return fmt::format("this is a {} drafter, which is not supported; DFlash ones are", kind);
+}
+
+void require_dflash(const ConfigReader& config) {
+  const nlohmann::json* list = config.find("architectures");
+  std::string expected = R"(["DFlashDraftModel"])";
+  const std::string name =
+      list != nullptr && list->is_array() && list->size() == 1 && list->front().is_string()
+          ? list->front().get<std::string>()
+          : "";
+  for (const char* kind : {"DFlash2", "Domino"}) {
+    if (name.starts_with(kind)) {
+      expected += ": " + only_dflash(kind);
+    }
+  }
+  config.require(name == "DFlashDraftModel", "architectures", expected);
+}
+
+// Keys of DFlash's relatives that change the computation; absent, null or harmless here. Some
+// drafters state DFlash's architecture and are of another kind by their keys alone.
 void refuse_unsupported(const ConfigReader& config) {
   for (const char* key :
-       {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "gru_hidden_dim",
-        "emb_dim", "final_logit_softcapping", "projector_type"}) {
+       {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}) {
+    config.require(config.find(key) == nullptr, key, "null: " + only_dflash("DFlash2"));
+  }
+  const nlohmann::json* projector = config.find("projector_type");
+  if (projector != nullptr && *projector == "domino") {
+    config.refuse("projector_type", "null: " + only_dflash("Domino"));
+  }
+  for (const char* key : {"gru_hidden_dim", "emb_dim"}) {
+    config.require(config.find(key) == nullptr, key, "null: " + only_dflash("Domino"));
+  }
+  for (const char* key : {"final_logit_softcapping", "projector_type"}) {
     config.require_absent_or(key, nullptr);
   }
   for (const char* key : {"use_swa", "use_sliding_window", "causal", "is_causal",
@@ -31,6 +63,10 @@ void refuse_unsupported(const ConfigReader& config) {
   for (const char* key : {"output_multiplier", "attention_value_scale"}) {
     config.require(config.number_or(key, 1, {.low = -1e9, .high = 1e9}) == 1, key,
                    "1 (not supported otherwise)");
+  }
+  const nlohmann::json* attention = config.find("attention_mode");
+  if (attention != nullptr && *attention == "mla") {
+    config.refuse("attention_mode", "\"gqa\": " + only_dflash("DFlash2"));
   }
   config.text_or("attention_mode", "gqa", {"gqa"});
   if (const nlohmann::json* types = config.find("layer_types")) {
@@ -113,9 +149,7 @@ void read_heads(const ConfigReader& config, DrafterConfig& drafter) {
 
 DrafterConfig parse_drafter_config(const nlohmann::json& json, const std::string& origin) {
   const ConfigReader config(json, origin);
-  const nlohmann::json* list = config.find("architectures");
-  config.require(list != nullptr && *list == nlohmann::json::array({"DFlashDraftModel"}),
-                 "architectures", R"(["DFlashDraftModel"])");
+  require_dflash(config);
   config.text_or("hidden_act", "silu", {"silu"});
   refuse_unsupported(config);
 

@@ -10,7 +10,10 @@ namespace kdtree {
 
 struct RunConfig {
   std::string model;
-  std::string draft;                    // empty: the bundle's own drafter
+  std::string draft;  // empty: the bundle's own drafter
+  // "auto" or a number: what the drafter's rotary cosines and sines are multiplied by; auto: what
+  // its config gives
+  std::string draft_rope_amplitude = "auto";
   std::vector<std::string> prompt_ids;  // each "1,2,3"
   std::vector<std::string> prompt;      // texts
   std::string prompts;                  // JSON lines with prompt_ids

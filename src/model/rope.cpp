@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/check.h"
+
 namespace kdtree {
 
 namespace {
@@ -55,6 +57,14 @@ double rope_amplitude(const RopeConfig& rope) {
     return *rope.attention_factor;
   }
   return mscale(rope.factor, rope.mscale) / mscale(rope.factor, rope.mscale_all_dim);
+}
+
+void override_rope_amplitude(RopeConfig& rope, double amplitude, const std::string& origin) {
+  require_input(rope.yarn,
+                "{}: the rotary amplitude cannot be set to {}: the config has no YaRN "
+                "rope_scaling, and its amplitude is 1",
+                origin, amplitude);
+  rope.attention_factor = amplitude;
 }
 
 double softmax_scale(const RopeConfig& rope, std::int64_t head_dim) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "config/model_config.h"
@@ -15,6 +16,10 @@ std::vector<double> rope_inverse_frequencies(const RopeConfig& rope, std::int64_
 // What YaRN multiplies cosine and sine by: mscale(factor, mscale) / mscale(factor, mscale_all_dim),
 // or the config's attention_factor. 1 without YaRN.
 double rope_amplitude(const RopeConfig& rope);
+
+// Sets that amplitude (attention_factor) in place of what the config gives. InputError, beginning
+// with `origin`, without YaRN.
+void override_rope_amplitude(RopeConfig& rope, double amplitude, const std::string& origin);
 
 // The scale of attention scores: head_dim^-1/2, times mscale(factor, mscale_all_dim)^2 under YaRN.
 double softmax_scale(const RopeConfig& rope, std::int64_t head_dim);

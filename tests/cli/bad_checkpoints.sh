@@ -69,9 +69,18 @@ refused 0 "draft_dflash2/config.json: key 'architectures' is [\"DFlash2DraftMode
   generate --model "$target" --draft draft_dflash2 "${prompt[@]}"
 refused 0 "draft_domino/config.json: key 'architectures' is [\"DominoDraftModel\"], expected" \
   generate --model "$target" --draft draft_domino "${prompt[@]}"
+not_dflash='drafter, which is not supported; DFlash ones are'
+refused 0 "expected [\"DFlashDraftModel\"]: this is a DFlash2 $not_dflash" \
+  generate --model "$target" --draft draft_dflash2 "${prompt[@]}"
+refused 0 "expected [\"DFlashDraftModel\"]: this is a Domino $not_dflash" \
+  generate --model "$target" --draft draft_domino "${prompt[@]}"
+refused 3 "this is a Domino $not_dflash" \
+  generate --model "$target" --draft draft_domino "${prompt[@]}"
+refused 0 "key 'dflash_config.projector_type' is \"domino\", expected null: this is a Domino" \
+  generate --model "$target" --draft draft_projector "${prompt[@]}"
 refused 0 "draft_eagle3/config.json: key 'architectures' is [\"LlamaForCausalLMEagle3\"], expected" \
   generate --model "$target" --draft draft_eagle3 "${prompt[@]}"
-refused 0 "key 'dflash_config.conv_kernel_size' is 3, expected null" \
+refused 0 "key 'dflash_config.conv_kernel_size' is 3, expected null: this is a DFlash2 $not_dflash" \
   generate --model "$target" --draft draft_kernel "${prompt[@]}"
 refused 0 "the drafter's hidden_size is" generate --model "$target" --draft "$tiny" "${prompt[@]}"
 refused 0 'no_drafter.kdtr: the bundle holds no drafter' \
@@ -81,6 +90,18 @@ for mode in chain tree; do
     generate --model no_drafter.kdtr --mode "$mode" "${prompt[@]}"
   refused 0 "--mode $mode needs a drafter" generate --model "$target" --mode "$mode" "${prompt[@]}"
 done
+
+refused 0 'the rotary amplitude cannot be set to 1.4: the config has no YaRN' \
+  generate --model "$target" --draft "$goldens/dflash_trained_bf16/draft" \
+  --draft-rope-amplitude 1.4 "${prompt[@]}"
+refused 0 '--draft-rope-amplitude 1.4 needs a drafter, and no_drafter.kdtr holds none' \
+  generate --model no_drafter.kdtr --draft-rope-amplitude 1.4 "${prompt[@]}"
+refused 0 '--draft-rope-amplitude 1.4: --mode plain has no drafter' \
+  generate --model "$int4" --mode plain --draft-rope-amplitude 1.4 "${prompt[@]}"
+refused 0 "'0' is no number above 0 up to 100" \
+  generate --model "$int4" --draft-rope-amplitude 0 "${prompt[@]}"
+refused 0 "'yarn' is no number above 0 up to 100" \
+  generate --model "$int4" --draft-rope-amplitude yarn "${prompt[@]}"
 
 # --- Weights and goldens --------------------------------------------------------------------------
 

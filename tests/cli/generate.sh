@@ -44,6 +44,23 @@ for case in "$tiny:original" "$int4:original" "$int4:quantized" "$int4_two:origi
 done
 decodes 2 --model "$int4" --verify-golden -- --goldens "$int4:quantized"
 
+# --- The drafter's rotary amplitude ---------------------------------------------------------------
+
+# This bundle's drafter states 0.1 ln 64 + 1. Another amplitude drafts otherwise, and decodes alike.
+amplitude=(--model "$int4" --prompt-ids '1,2,3' --max-new-tokens 24 --dump-steps --ignore-eos)
+decodes 0 "${amplitude[@]}" -- --steps tree:16
+keep auto_amplitude
+decodes 0 "${amplitude[@]}" --draft-rope-amplitude 1.4158883083359673 -- \
+  --same-as "$work/auto_amplitude.results"
+decodes 2 "${amplitude[@]}" --draft-rope-amplitude 1 -- --steps tree:16
+holds 'another amplitude changes drafts and no output' "$python" - "$work/auto_amplitude.results" \
+  "$out" <<'CHECK'
+import json, sys
+auto, other = (json.loads(open(path, encoding="utf-8").read()) for path in sys.argv[1:])
+assert auto["output_ids"] == other["output_ids"]
+assert auto["steps"][0]["draft_top_log_probs"] != other["steps"][0]["draft_top_log_probs"]
+CHECK
+
 # --- Steps and logits -----------------------------------------------------------------------------
 
 for budget in 1 7 16 200; do

@@ -87,6 +87,23 @@ TEST(ConfigDrafter, SurvivesARoundTrip) {
   EXPECT_EQ(to_json(parse(written)), written);
 }
 
+TEST(ConfigDrafter, NamesTheKindsThatAreNotSupported) {
+  const auto refused = [](const char* pointer, const Json& value, const std::string& kind) {
+    Json json = kimi_draft();
+    json[Json::json_pointer(pointer)] = value;
+    expect_input_error([&] { parse(json); },
+                       {"draft.json: key '",
+                        "this is a " + kind + " drafter, which is not supported; DFlash ones are"});
+  };
+  refused("/architectures", {"DFlash2DraftModel"}, "DFlash2");
+  refused("/architectures", {"DominoDraftModel"}, "Domino");
+  refused("/dflash_config/conv_kernel_size", 3, "DFlash2");
+  refused("/selector_top_k", 16, "DFlash2");
+  refused("/dflash_config/attention_mode", "mla", "DFlash2");
+  refused("/dflash_config/projector_type", "domino", "Domino");
+  refused("/gru_hidden_dim", 1024, "Domino");
+}
+
 void expect_refused(const char* pointer, const Json& value, const std::string& key) {
   Json json = kimi_draft();
   json[Json::json_pointer(pointer)] = value;

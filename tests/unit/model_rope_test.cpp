@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
+#include <vector>
 
+#include "core/check.h"
 #include "model/rope.h"
 
 namespace kdtree {
@@ -81,6 +84,38 @@ TEST(ModelRope, AmplitudeFollowsBothStrengthsOrTheConfig) {
   RopeConfig small = yarn(10000, 1, 32, 1);
   small.mscale_all_dim = 0;
   EXPECT_EQ(rope_amplitude(small), 1);  // a factor of 1 has no strength
+}
+
+// Kimi's DFlash drafts: the ratio of equal strengths is 1, and a set amplitude multiplies every
+// cosine and sine without moving a frequency.
+TEST(ModelRope, ASetAmplitudeMultipliesTheWholeTable) {
+  constexpr std::int64_t kHead = 128;
+  constexpr std::int64_t kPositions = 9;
+  const double amplitude = 0.1 * std::log(64.0) + 1;
+  EXPECT_NEAR(amplitude, 1.4158883, 1e-7);
+  const RopeConfig as_config = yarn(50000, 64, 32, 1);
+  RopeConfig changed = as_config;
+  override_rope_amplitude(changed, amplitude, "draft");
+  EXPECT_EQ(rope_inverse_frequencies(changed, kHead), rope_inverse_frequencies(as_config, kHead));
+  const std::vector<float> table = rope_table(changed, kHead, kPositions);
+  const std::vector<float> unit = rope_table(as_config, kHead, kPositions);
+  ASSERT_EQ(table.size(), unit.size());
+  EXPECT_EQ(unit.front(), 1);  // cosine of position 0
+  EXPECT_EQ(table.front(), static_cast<float>(amplitude));
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    EXPECT_NEAR(table[i], amplitude * static_cast<double>(unit[i]), 3e-7) << i;
+  }
+}
+
+TEST(ModelRope, NoAmplitudeCanBeSetWithoutYarn) {
+  RopeConfig plain{.rope_theta = 50000, .attention_factor = std::nullopt};
+  try {
+    override_rope_amplitude(plain, 1.5, "draft/config.json");
+    ADD_FAILURE() << "no error";
+  } catch (const InputError& error) {
+    EXPECT_EQ(std::string(error.what()).find("draft/config.json: the rotary amplitude"), 0U)
+        << error.what();
+  }
 }
 
 TEST(ModelRope, PairsThatWouldMeetAreKeptApart) {

@@ -244,6 +244,8 @@ def break_directories(goldens: Path, out: Path) -> None:
     edit_config(copied(draft, out / "draft_domino"), architecture("DominoDraftModel"))
     edit_config(copied(draft, out / "draft_eagle3"), architecture("LlamaForCausalLMEagle3"))
     edit_config(copied(draft, out / "draft_kernel"), kernel)
+    edit_config(copied(draft, out / "draft_projector"),
+                lambda config: config["dflash_config"].update(projector_type="domino"))
 
 
 def main() -> None:

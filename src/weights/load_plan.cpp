@@ -138,6 +138,7 @@ class Planner {
         *copy.scales, rows, {columns.begin / copy.group_size, columns.end / copy.group_size});
     scales.total_columns = spec.shape[1] / copy.group_size;
     scales.output = copy.scales->dtype;
+    scales.is_scales = true;
     matrix.scales_offset = add_region(spec, scales);
   }
 

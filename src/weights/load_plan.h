@@ -37,6 +37,7 @@ struct LoadRegion {
   // device_offset and bf16 scales of groups of this size at device_scales_offset.
   std::int64_t quantize_group = 0;
   std::int64_t device_scales_offset = 0;
+  bool is_scales = false;  // kCopy only: scales of groups, whose values are checked
 
   // As read, before any rounding to INT4.
   std::int64_t row_bytes() const { return columns.size() * dtype_bytes(output); }

@@ -1,6 +1,7 @@
 #include "weights/region_reader.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "core/check.h"
@@ -71,6 +72,21 @@ void verify_tensor(const FileSet& files, const StoredTensor& tensor, std::int64_
   checksum.verify(tensor);
 }
 
+void check_scales(const StoredTensor& scales, std::span<const float> values, std::int64_t columns,
+                  std::int64_t first_row, std::int64_t first_column) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float scale = values[i];
+    // false for NaN too
+    if (scale >= 0 && scale <= std::numeric_limits<float>::max()) {
+      continue;
+    }
+    const auto index = static_cast<std::int64_t>(i);
+    fail_input("{}: scale [{}, {}] is {}, expected a finite number, 0 or above",
+               tensor_place(scales), first_row + index / columns, first_column + index % columns,
+               scale);
+  }
+}
+
 RegionReader::RegionReader(const FileSet& files, const LoadRegion& region, bool verify)
     : files_(files), region_(region) {
   const bool vector = region.values->shape.rank() == 1;
@@ -85,6 +101,7 @@ RegionReader::RegionReader(const FileSet& files, const LoadRegion& region, bool 
     if (verify && region.scales->checksum) {
       scales_checksum_.verify(*region.scales);
     }
+    check_scales(*region.scales, block_scales_, region.scales->shape[1], 0, 0);
   }
 }
 
@@ -130,6 +147,9 @@ void RegionReader::read_rows(std::int64_t first, std::int64_t count, void* out) 
   switch (region_.decode) {
     case LoadRegion::Decode::kCopy:
       read_values(first, count, 1, out);
+      if (region_.is_scales) {
+        check_copied_scales(first, count, out);
+      }
       return;
     case LoadRegion::Decode::kWiden:
       widen_rows(first, count, out);
@@ -141,6 +161,13 @@ void RegionReader::read_rows(std::int64_t first, std::int64_t count, void* out) 
       float8_rows(first, count, out);
       return;
   }
+}
+
+void RegionReader::check_copied_scales(std::int64_t first, std::int64_t count, const void* copied) {
+  floats_.resize(to_size(count * region_.columns.size()));
+  widen(region_.values->dtype, copied, floats_);
+  check_scales(*region_.values, floats_, region_.columns.size(), region_.rows.begin + first,
+               region_.columns.begin);
 }
 
 void RegionReader::widen_rows(std::int64_t first, std::int64_t count, void* out) {
@@ -172,6 +199,8 @@ void RegionReader::int4_rows(std::int64_t first, std::int64_t count, void* out) 
   }
   scale_floats_.resize(to_size(count * groups));
   widen(scales.dtype, raw_scales_.data(), scale_floats_);
+  check_scales(scales, scale_floats_, groups, region_.rows.begin + first,
+               region_.columns.begin / region_.group_size);
   floats_.resize(to_size(count * columns));
   // Rows are whole numbers of words and groups, so that all of them decode as one long row.
   dequantize_int4(words, scale_floats_, region_.group_size, floats_);

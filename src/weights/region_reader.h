@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,12 @@ class StreamingChecksum {
 // Reads all of a tensor, `piece_bytes` at a time, and verifies its checksum.
 void verify_tensor(const FileSet& files, const StoredTensor& tensor, std::int64_t piece_bytes);
 
+// InputError, naming file, tensor and place, if one of `values` is negative, infinite or no number:
+// no quantiser writes such a scale. `values` are rows of `columns` scales, the first of them at
+// (first_row, first_column) of the stored tensor.
+void check_scales(const StoredTensor& scales, std::span<const float> values, std::int64_t columns,
+                  std::int64_t first_row, std::int64_t first_column);
+
 class RegionReader {
  public:
   // `files` and `region` must outlive the reader. With `verify` the checksums of tensors that the
@@ -62,7 +69,8 @@ class RegionReader {
   RegionReader(const FileSet& files, const LoadRegion& region, bool verify);
 
   // Converts rows [first, first + count) of the region into out, count * region.row_bytes() bytes.
-  // Calls must follow each other in order of rows.
+  // Calls must follow each other in order of rows. InputError for a scale that check_scales
+  // refuses.
   void read_rows(std::int64_t first, std::int64_t count, void* out);
   // After the last row. InputError for a wrong checksum.
   void finish();
@@ -82,6 +90,7 @@ class RegionReader {
   void int4_rows(std::int64_t first, std::int64_t count, void* out);
   void float8_rows(std::int64_t first, std::int64_t count, void* out);
   void load_block_scales();
+  void check_copied_scales(std::int64_t first, std::int64_t count, const void* copied);
 
   const FileSet& files_;
   const LoadRegion& region_;

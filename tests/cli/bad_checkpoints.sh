@@ -60,6 +60,18 @@ dir_hole e_score_correction_bias" begins at byte 24598, expected 24596 (no gaps)
 dir_wrong_size e_score_correction_bias": holds 66 bytes, but shape [16] of F32 takes 64
 dir_truncated dir_truncated/model.safetensors: truncated: expected 3594136 bytes
 dir_twice dir_twice/model.safetensors: JSON object holds the key "__metadata__" twice
+dir_int4_nan experts.0.down_proj.weight_scale": scale [3, 1] is nan, expected a finite number, 0 or
+dir_int4_infinite experts.0.down_proj.weight_scale": scale [3, 1] is inf, expected a finite number
+dir_int4_negative experts.0.down_proj.weight_scale": scale [3, 1] is -0.5, expected a finite number
+dir_fp8_nan dir_fp8_nan/model.safetensors: tensor "model.layers.0.mlp.down_proj.weight_scale_inv": scale [1, 0] is nan
+dir_fp8_infinite down_proj.weight_scale_inv": scale [1, 0] is inf, expected a finite number
+dir_fp8_negative down_proj.weight_scale_inv": scale [1, 0] is -0.5, expected a finite number
+dir_int4_scale_shape experts.0.down_proj.weight_scale" has shape [2, 128], expected [128, 2]
+dir_fp8_scale_shape down_proj.weight_scale_inv" has shape [1, 2], expected [2, 2]
+dir_weight_shape experts.0.down_proj.weight_shape" holds [64, 128], expected [128, 64]
+dir_group_size is packed INT4, but groups of 48 do not divide
+dir_dtype_f64 tensor "model.norm.weight" is of dtype F64
+dir_dtype_unknown "BF61"
 /dev/null /dev/null: not a regular file
 CASES
 
@@ -157,6 +169,10 @@ refused 3 'target_layer_ids names layer 3' generate --model draft_tap.kdtr "${pr
 refused 3 'dir_overlap/model.safetensors: tensor' generate --model dir_overlap "${prompt[@]}"
 refused 3 'dir_truncated/model.safetensors: truncated' \
   generate --model dir_truncated "${prompt[@]}"
+refused 3 'experts.0.down_proj.weight_scale": scale [3, 1] is nan' \
+  generate --model dir_int4_nan "${prompt[@]}"
+refused 3 'down_proj.weight_scale_inv": scale [1, 0] is nan' \
+  generate --model dir_fp8_nan "${prompt[@]}"
 refused 3 '--mode tree needs a drafter' generate --model no_drafter.kdtr --mode tree "${prompt[@]}"
 refused 3 'header_checksum.kdtr: header checksum is' inspect --model header_checksum.kdtr
 

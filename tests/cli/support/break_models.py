@@ -177,6 +177,12 @@ def edit_config(directory: Path, change: Callable[[Header], None]) -> None:
     path.write_text(json.dumps(config), encoding="utf-8")
 
 
+def shard_of(directory: Path, tensor: str) -> str:
+    """The file of a directory that holds the tensor."""
+    index = json.loads((directory / INDEX_NAME).read_text(encoding="utf-8"))
+    return index["weight_map"][tensor]
+
+
 def break_directories(goldens: Path, out: Path) -> None:
     """What is wrong with Hugging Face directories."""
     kimi = goldens / "kimi_nested_int4"
@@ -233,6 +239,55 @@ def break_directories(goldens: Path, out: Path) -> None:
     raw_header_change("dir_wrong_size", moved(0, 2))
     raw_header_change("dir_truncated", lambda content: content[:-2])
     raw_header_change("dir_twice", twice)
+
+    def tensor_change(source: Path, name: str, file: str,
+                      change: Callable[[Tensors], None]) -> None:
+        """A directory that is valid as a file, with a changed tensor."""
+        path = copied(source, out / name) / file
+        tensors = read_safetensors(path)
+        change(tensors)
+        write_safetensors(path, tensors)
+
+    def scale(tensor: str, place: tuple[int, int], value: float) -> Callable[[Tensors], None]:
+        """One scale becomes `value`."""
+        def change(tensors: Tensors) -> None:
+            array = tensors[tensor].array.copy()
+            wide = np.float32(value)
+            array[place] = wide.view(np.uint32) >> 16 if array.dtype == np.uint16 else wide
+            tensors[tensor] = Tensor(tensors[tensor].dtype, array)
+        return change
+
+    def replaced(tensor: str, make: Callable[[np.ndarray], np.ndarray],
+                 dtype: str | None = None) -> Callable[[Tensors], None]:
+        def change(tensors: Tensors) -> None:
+            old = tensors[tensor]
+            tensors[tensor] = Tensor(dtype or old.dtype, make(old.array))
+        return change
+
+    fp8 = goldens / "deepseek_v3_fp8_groups"
+    expert = "language_model.model.layers.2.mlp.experts.0.down_proj.weight"
+    shard = shard_of(kimi, expert + "_scale")
+    blocks = "model.layers.0.mlp.down_proj.weight_scale_inv"
+    whole = "model.safetensors"
+    for name, value in (("nan", np.nan), ("infinite", np.inf), ("negative", -0.5)):
+        tensor_change(kimi, f"dir_int4_{name}", shard, scale(expert + "_scale", (3, 1), value))
+        tensor_change(fp8, f"dir_fp8_{name}", whole, scale(blocks, (1, 0), value))
+    tensor_change(kimi, "dir_int4_scale_shape", shard,
+                  replaced(expert + "_scale", lambda array: array.reshape(2, -1)))
+    tensor_change(fp8, "dir_fp8_scale_shape", whole, replaced(blocks, lambda array: array[:1]))
+    tensor_change(kimi, "dir_weight_shape", shard_of(kimi, expert + "_shape"),
+                  replaced(expert + "_shape", lambda array: array[::-1].copy()))
+    tensor_change(fp8, "dir_dtype_f64", whole,
+                  replaced("model.norm.weight", lambda array: array.astype(np.float64), "F64"))
+    raw_header_change("dir_dtype_unknown",
+                      lambda content: content.replace(b'"dtype":"BF16"', b'"dtype":"BF61"', 1))
+
+    def group_size(config: Header) -> None:
+        text = config.get("text_config", config)
+        quantization = text.get("quantization_config") or config["quantization_config"]
+        quantization["config_groups"]["group_0"]["weights"]["group_size"] = 48
+
+    edit_config(copied(kimi, out / "dir_group_size"), group_size)
 
     def architecture(name: str) -> Callable[[Header], None]:
         return lambda config: config.update(architectures=[name])

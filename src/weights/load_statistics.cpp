@@ -1,5 +1,7 @@
 #include "weights/load_statistics.h"
 
+#include <algorithm>
+
 #include "weights/load_plan.h"
 #include "weights/number_formats.h"
 
@@ -37,11 +39,17 @@ LoadStatistics& LoadStatistics::operator+=(const LoadStatistics& other) {
   checksum_bytes += other.checksum_bytes;
   own_bytes += other.own_bytes;
   seconds += other.seconds;
+  staging_bytes = std::max(staging_bytes, other.staging_bytes);
   return *this;
 }
 
 double LoadStatistics::gigabytes_per_second() const {
   return seconds > 0 ? static_cast<double>(bytes_read) / 1e9 / seconds : 0;
+}
+
+std::int64_t max_staging_bytes(int num_threads, std::int64_t piece_bytes) {
+  constexpr std::int64_t kScratchPieces = 4;
+  return num_threads * (kSlotsPerThread + kScratchPieces) * piece_bytes;
 }
 
 std::int64_t own_bytes(const LoadPlan& plan) {

@@ -22,10 +22,6 @@ namespace kdtree {
 
 namespace {
 
-// Host memory of a piece; a single longer row still goes as one.
-constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
-constexpr int kSlotsPerThread = 2;
-
 PartTable part_table(const TargetPartition& part) {
   PartTable table{};
   table[static_cast<std::size_t>(PartOf::kHeads)] = part.heads;
@@ -104,7 +100,7 @@ class PlanRunner {
         device_(device),
         files_(plan),
         num_threads_(std::max(options.num_threads, 1)),
-        queue_(num_threads_ * kSlotsPerThread) {
+        queue_(num_threads_ * static_cast<int>(kSlotsPerThread), options.piece_bytes) {
     // In the order of the files, as far as threads keep it.
     std::sort(plan_.regions.begin(), plan_.regions.end(), [](const auto& left, const auto& right) {
       return std::tie(left.values->file, left.values->file_offset) <
@@ -129,7 +125,8 @@ class PlanRunner {
     return {.bytes_read = files_.bytes_read(),
             .checksum_bytes = files_.checksum_bytes(),
             .own_bytes = own,
-            .seconds = elapsed.count()};
+            .seconds = elapsed.count(),
+            .staging_bytes = queue_.slot_bytes() + scratch_bytes_};
   }
 
  private:
@@ -159,7 +156,7 @@ class PlanRunner {
       if (item < num_regions) {
         load(plan_.regions[item]);
       } else if (item < num_regions + num_checksums) {
-        verify_tensor(files_, *plan_.checksum_only[item - num_regions], kPieceBytes);
+        verify_tensor(files_, *plan_.checksum_only[item - num_regions], options_.piece_bytes);
       } else {
         run_shape_check(files_, plan_.shape_checks[item - num_regions - num_checksums]);
       }
@@ -168,53 +165,71 @@ class PlanRunner {
 
   void load(const LoadRegion& region) {
     RegionReader reader(files_, region, options_.verify_checksums);
-    const std::int64_t step = std::max<std::int64_t>(kPieceBytes / region.row_bytes(), 1);
     if (region.quantize_group > 0) {
-      load_quantized(region, reader, step);
+      load_quantized(region, reader);
       return;
     }
-    for (std::int64_t first = 0; first < region.rows.size(); first += step) {
-      const std::int64_t count = std::min(step, region.rows.size() - first);
+    const std::int64_t element = dtype_bytes(region.output);
+    for (const RegionPiece& piece : cut_region(region, options_.piece_bytes)) {
       auto slot = queue_.acquire();
       if (slot == nullptr) {
         return;
       }
-      slot->bytes = count * region.row_bytes();
+      slot->bytes = piece.rows.size() * piece.columns.size() * element;
       slot->memory.resize(static_cast<std::size_t>(slot->bytes));
-      slot->device = device_ + region.device_offset + first * region.row_bytes();
-      reader.read_rows(first, count, slot->memory.data());
+      slot->device = device_ + region.device_offset + piece.rows.begin * region.row_bytes() +
+                     piece.columns.begin * element;
+      reader.read(piece, slot->memory.data());
       queue_.submit(std::move(slot));
     }
     reader.finish();
+    note_scratch(reader.scratch_bytes());
   }
 
-  void load_quantized(const LoadRegion& region, RegionReader& reader, std::int64_t step) {
+  void load_quantized(const LoadRegion& region, RegionReader& reader) {
     const std::string place = tensor_place(*region.values);
+    const std::int64_t group = region.quantize_group;
     QuantizationError error;  // nobody asks for it here
     std::vector<float> values;
     std::vector<std::byte> scales;
-    for (std::int64_t first = 0; first < region.rows.size(); first += step) {
-      const std::int64_t count = std::min(step, region.rows.size() - first);
-      values.resize(static_cast<std::size_t>(count * region.columns.size()));
-      reader.read_rows(first, count, values.data());
+    for (const RegionPiece& piece : cut_region(region, options_.piece_bytes)) {
+      const std::int64_t columns = piece.columns.size();
+      values.resize(static_cast<std::size_t>(piece.rows.size() * columns));
+      reader.read(piece, values.data());
       const Int4Matrix packed = quantize_rows({.values = values,
-                                               .first_row = region.rows.begin + first,
-                                               .columns = region.columns.size(),
-                                               .group_size = region.quantize_group},
+                                               .first_row = region.rows.begin + piece.rows.begin,
+                                               .columns = columns,
+                                               .group_size = group},
                                               place, error);
-      scales.resize(static_cast<std::size_t>(count * region.scale_row_bytes()));
+      scales.resize(packed.scales.size() * sizeof(std::uint16_t));
       narrow(packed.scales, DType::kBFloat16, scales.data());
+      // Two codes a byte, one scale a group.
+      const std::int64_t word_offset =
+          piece.rows.begin * region.device_row_bytes() + piece.columns.begin / 2;
+      const std::int64_t scale_offset = piece.rows.begin * region.scale_row_bytes() +
+                                        piece.columns.begin / group * dtype_bytes(DType::kBFloat16);
       // One after the other: a thread that kept one slot while it waits for another could starve
       // the rest.
-      const bool sent =
-          send(std::as_bytes(std::span(packed.words)),
-               device_ + region.device_offset + first * region.device_row_bytes()) &&
-          send(scales, device_ + region.device_scales_offset + first * region.scale_row_bytes());
+      const bool sent = send(std::as_bytes(std::span(packed.words)),
+                             device_ + region.device_offset + word_offset) &&
+                        send(scales, device_ + region.device_scales_offset + scale_offset);
       if (!sent) {
         return;
       }
     }
     reader.finish();
+    // quantize_rows holds the values once more to see what is lost; words take half a byte a value.
+    note_scratch(reader.scratch_bytes() +
+                 static_cast<std::int64_t>(2 * values.capacity() * sizeof(float) +
+                                           values.capacity() / 2 + 3 * scales.capacity()));
+  }
+
+  // The most of any thread counts for all of them.
+  void note_scratch(std::int64_t bytes) {
+    const std::int64_t all = bytes * num_threads_;
+    std::int64_t most = scratch_bytes_;
+    while (all > most && !scratch_bytes_.compare_exchange_weak(most, all)) {
+    }
   }
 
   // Copies the bytes into a slot; false once another thread has failed.
@@ -237,6 +252,7 @@ class PlanRunner {
   int num_threads_;
   UploadQueue queue_;
   std::atomic<std::size_t> next_{0};
+  std::atomic<std::int64_t> scratch_bytes_{0};
 };
 
 // Views into the device memory of a plan that was carried out.

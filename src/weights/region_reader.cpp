@@ -87,6 +87,29 @@ void check_scales(const StoredTensor& scales, std::span<const float> values, std
   }
 }
 
+std::vector<RegionPiece> cut_region(const LoadRegion& region, std::int64_t piece_bytes) {
+  std::vector<RegionPiece> pieces;
+  const std::int64_t num_rows = region.rows.size();
+  const std::int64_t num_columns = region.columns.size();
+  if (region.row_bytes() <= piece_bytes) {
+    const std::int64_t step = piece_bytes / region.row_bytes();
+    for (std::int64_t row = 0; row < num_rows; row += step) {
+      pieces.push_back({{row, std::min(row + step, num_rows)}, {0, num_columns}});
+    }
+    return pieces;
+  }
+  // The region begins at a group's border.
+  const std::int64_t group = std::max({region.group_size, region.quantize_group, std::int64_t{1}});
+  const std::int64_t step =
+      std::max(piece_bytes / dtype_bytes(region.output) / group, std::int64_t{1}) * group;
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    for (std::int64_t column = 0; column < num_columns; column += step) {
+      pieces.push_back({{row, row + 1}, {column, std::min(column + step, num_columns)}});
+    }
+  }
+  return pieces;
+}
+
 RegionReader::RegionReader(const FileSet& files, const LoadRegion& region, bool verify)
     : files_(files), region_(region) {
   const bool vector = region.values->shape.rank() == 1;
@@ -119,18 +142,19 @@ void RegionReader::read_block(const Block& block, void* out) const {
   }
 }
 
-// The region's columns of `values`; an element of `values` holds per_element logical columns.
-void RegionReader::read_values(std::int64_t first, std::int64_t count, std::int64_t per_element,
-                               void* out) {
-  const Range columns{region_.columns.begin / per_element, region_.columns.end / per_element};
+// The piece's columns of `values`; an element of `values` holds per_element logical columns.
+void RegionReader::read_values(const RegionPiece& piece, std::int64_t per_element, void* out) {
+  const Range columns{(region_.columns.begin + piece.columns.begin) / per_element,
+                      (region_.columns.begin + piece.columns.end) / per_element};
   read_block({.tensor = *region_.values,
-              .first_row = region_.rows.begin + first,
-              .count = count,
+              .first_row = region_.rows.begin + piece.rows.begin,
+              .count = piece.rows.size(),
               .columns = columns,
               .total_columns = region_.total_columns / per_element},
              out);
   if (verify_values_) {
-    values_checksum_.add(out, count * columns.size() * dtype_bytes(region_.values->dtype));
+    values_checksum_.add(out,
+                         piece.rows.size() * columns.size() * dtype_bytes(region_.values->dtype));
   }
 }
 
@@ -143,86 +167,97 @@ void RegionReader::load_block_scales() {
   widen(scales.dtype, raw_scales_.data(), block_scales_);
 }
 
-void RegionReader::read_rows(std::int64_t first, std::int64_t count, void* out) {
+void RegionReader::read(const RegionPiece& piece, void* out) {
   switch (region_.decode) {
     case LoadRegion::Decode::kCopy:
-      read_values(first, count, 1, out);
+      read_values(piece, 1, out);
       if (region_.is_scales) {
-        check_copied_scales(first, count, out);
+        check_copied_scales(piece, out);
       }
       return;
     case LoadRegion::Decode::kWiden:
-      widen_rows(first, count, out);
+      widen_piece(piece, out);
       return;
     case LoadRegion::Decode::kInt4:
-      int4_rows(first, count, out);
+      int4_piece(piece, out);
       return;
     case LoadRegion::Decode::kFloat8:
-      float8_rows(first, count, out);
+      float8_piece(piece, out);
       return;
   }
 }
 
-void RegionReader::check_copied_scales(std::int64_t first, std::int64_t count, const void* copied) {
-  floats_.resize(to_size(count * region_.columns.size()));
+void RegionReader::check_copied_scales(const RegionPiece& piece, const void* copied) {
+  floats_.resize(to_size(piece.rows.size() * piece.columns.size()));
   widen(region_.values->dtype, copied, floats_);
-  check_scales(*region_.values, floats_, region_.columns.size(), region_.rows.begin + first,
-               region_.columns.begin);
+  check_scales(*region_.values, floats_, piece.columns.size(),
+               region_.rows.begin + piece.rows.begin, region_.columns.begin + piece.columns.begin);
 }
 
-void RegionReader::widen_rows(std::int64_t first, std::int64_t count, void* out) {
-  const std::int64_t elements = count * region_.columns.size();
+void RegionReader::widen_piece(const RegionPiece& piece, void* out) {
+  const std::int64_t elements = piece.rows.size() * piece.columns.size();
   raw_.resize(to_size(elements * dtype_bytes(region_.values->dtype)));
   floats_.resize(to_size(elements));
-  read_values(first, count, 1, raw_.data());
+  read_values(piece, 1, raw_.data());
   widen(region_.values->dtype, raw_.data(), floats_);
   narrow(floats_, region_.output, out);
 }
 
-void RegionReader::int4_rows(std::int64_t first, std::int64_t count, void* out) {
-  const std::int64_t columns = region_.columns.size();
-  const std::int64_t groups = columns / region_.group_size;
+void RegionReader::int4_piece(const RegionPiece& piece, void* out) {
+  const std::int64_t elements = piece.rows.size() * piece.columns.size();
   const StoredTensor& scales = *region_.scales;
-  std::vector<std::uint32_t> words(to_size(count * columns / kInt4PerWord));
-  read_values(first, count, kInt4PerWord, words.data());
-  const std::int64_t scale_bytes = count * groups * dtype_bytes(scales.dtype);
+  words_.resize(to_size(elements / kInt4PerWord));
+  read_values(piece, kInt4PerWord, words_.data());
+  const std::int64_t group = region_.group_size;
+  const Range groups{(region_.columns.begin + piece.columns.begin) / group,
+                     (region_.columns.begin + piece.columns.end) / group};
+  const std::int64_t num_scales = piece.rows.size() * groups.size();
+  const std::int64_t scale_bytes = num_scales * dtype_bytes(scales.dtype);
+  const std::int64_t first_row = region_.rows.begin + piece.rows.begin;
   raw_scales_.resize(to_size(scale_bytes));
   read_block({.tensor = scales,
-              .first_row = region_.rows.begin + first,
-              .count = count,
-              .columns = {region_.columns.begin / region_.group_size,
-                          region_.columns.end / region_.group_size},
-              .total_columns = region_.total_columns / region_.group_size},
+              .first_row = first_row,
+              .count = piece.rows.size(),
+              .columns = groups,
+              .total_columns = region_.total_columns / group},
              raw_scales_.data());
   if (verify_scales_) {
     scales_checksum_.add(raw_scales_.data(), scale_bytes);
   }
-  scale_floats_.resize(to_size(count * groups));
+  scale_floats_.resize(to_size(num_scales));
   widen(scales.dtype, raw_scales_.data(), scale_floats_);
-  check_scales(scales, scale_floats_, groups, region_.rows.begin + first,
-               region_.columns.begin / region_.group_size);
-  floats_.resize(to_size(count * columns));
+  check_scales(scales, scale_floats_, groups.size(), first_row, groups.begin);
+  floats_.resize(to_size(elements));
   // Rows are whole numbers of words and groups, so that all of them decode as one long row.
-  dequantize_int4(words, scale_floats_, region_.group_size, floats_);
+  dequantize_int4(words_, scale_floats_, group, floats_);
   narrow(floats_, region_.output, out);
 }
 
-void RegionReader::float8_rows(std::int64_t first, std::int64_t count, void* out) {
-  const std::int64_t columns = region_.columns.size();
-  raw_.resize(to_size(count * columns));
-  floats_.resize(to_size(count * columns));
-  read_values(first, count, 1, raw_.data());
+void RegionReader::float8_piece(const RegionPiece& piece, void* out) {
+  const std::int64_t columns = piece.columns.size();
+  const std::int64_t first_row = region_.rows.begin + piece.rows.begin;
+  const std::int64_t first_column = region_.columns.begin + piece.columns.begin;
+  raw_.resize(to_size(piece.rows.size() * columns));
+  floats_.resize(to_size(piece.rows.size() * columns));
+  read_values(piece, 1, raw_.data());
   widen(DType::kFloat8E4M3, raw_.data(), floats_);
   const std::int64_t block_columns = region_.scales->shape[1];
-  for (std::int64_t row = 0; row < count; ++row) {
-    const std::int64_t block_row = (region_.rows.begin + first + row) / kFloat8Block;
+  for (std::int64_t row = 0; row < piece.rows.size(); ++row) {
+    const std::int64_t block_row = (first_row + row) / kFloat8Block;
     for (std::int64_t column = 0; column < columns; ++column) {
-      const std::int64_t block =
-          block_row * block_columns + (region_.columns.begin + column) / kFloat8Block;
+      const std::int64_t block = block_row * block_columns + (first_column + column) / kFloat8Block;
       floats_[to_size(row * columns + column)] *= block_scales_[to_size(block)];
     }
   }
   narrow(floats_, region_.output, out);
+}
+
+std::int64_t RegionReader::scratch_bytes() const {
+  const std::size_t floats = floats_.capacity() + scale_floats_.capacity();
+  const std::size_t group_scales =
+      region_.decode == LoadRegion::Decode::kFloat8 ? 0 : raw_scales_.capacity();
+  return static_cast<std::int64_t>(raw_.capacity() + group_scales + floats * sizeof(float) +
+                                   words_.capacity() * sizeof(std::uint32_t));
 }
 
 void RegionReader::finish() {

@@ -62,18 +62,30 @@ void verify_tensor(const FileSet& files, const StoredTensor& tensor, std::int64_
 void check_scales(const StoredTensor& scales, std::span<const float> values, std::int64_t columns,
                   std::int64_t first_row, std::int64_t first_column);
 
+// A part of a region, counted from the region's first row and column: whole rows, or some columns
+// of one row.
+struct RegionPiece {
+  Range rows;
+  Range columns;
+};
+
+// Pieces of at most piece_bytes of region.output each, in the order of rows and columns, that cover
+// the region. Rows are cut between groups of scales only, so that piece_bytes must hold a group.
+std::vector<RegionPiece> cut_region(const LoadRegion& region, std::int64_t piece_bytes);
+
 class RegionReader {
  public:
   // `files` and `region` must outlive the reader. With `verify` the checksums of tensors that the
   // region covers whole are checked.
   RegionReader(const FileSet& files, const LoadRegion& region, bool verify);
 
-  // Converts rows [first, first + count) of the region into out, count * region.row_bytes() bytes.
-  // Calls must follow each other in order of rows. InputError for a scale that check_scales
-  // refuses.
-  void read_rows(std::int64_t first, std::int64_t count, void* out);
-  // After the last row. InputError for a wrong checksum.
+  // Converts a piece into out, its elements in region.output without gaps. Calls must follow each
+  // other in the order of cut_region(). InputError for a scale that check_scales refuses.
+  void read(const RegionPiece& piece, void* out);
+  // After the last piece. InputError for a wrong checksum.
   void finish();
+  // Host memory that the reader holds, in bytes, without the block scales of fp8.
+  std::int64_t scratch_bytes() const;
 
  private:
   // Columns `columns` of `count` rows of `tensor`, whose rows have total_columns elements.
@@ -85,12 +97,12 @@ class RegionReader {
     std::int64_t total_columns = 0;
   };
   void read_block(const Block& block, void* out) const;
-  void read_values(std::int64_t first, std::int64_t count, std::int64_t per_element, void* out);
-  void widen_rows(std::int64_t first, std::int64_t count, void* out);
-  void int4_rows(std::int64_t first, std::int64_t count, void* out);
-  void float8_rows(std::int64_t first, std::int64_t count, void* out);
+  void read_values(const RegionPiece& piece, std::int64_t per_element, void* out);
+  void widen_piece(const RegionPiece& piece, void* out);
+  void int4_piece(const RegionPiece& piece, void* out);
+  void float8_piece(const RegionPiece& piece, void* out);
   void load_block_scales();
-  void check_copied_scales(std::int64_t first, std::int64_t count, const void* copied);
+  void check_copied_scales(const RegionPiece& piece, const void* copied);
 
   const FileSet& files_;
   const LoadRegion& region_;
@@ -99,6 +111,7 @@ class RegionReader {
   StreamingChecksum values_checksum_;
   StreamingChecksum scales_checksum_;
   std::vector<float> block_scales_;  // of kFloat8: [block rows, block columns]
+  std::vector<std::uint32_t> words_;
   std::vector<std::byte> raw_;
   std::vector<std::byte> raw_scales_;
   std::vector<float> floats_;

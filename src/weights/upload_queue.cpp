@@ -5,10 +5,21 @@
 
 namespace kdtree {
 
-UploadQueue::UploadQueue(int num_slots) {
-  for (int slot = 0; slot < num_slots; ++slot) {
-    free_.push_back(std::make_unique<UploadSlot>());
+UploadQueue::UploadQueue(int num_slots, std::int64_t slot_bytes) {
+  for (int index = 0; index < num_slots; ++index) {
+    auto slot = std::make_unique<UploadSlot>();
+    // A vector that grows piece by piece would take up to twice what it holds.
+    slot->memory.reserve(static_cast<std::size_t>(slot_bytes));
+    free_.push_back(std::move(slot));
   }
+}
+
+std::int64_t UploadQueue::slot_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& slot : free_) {
+    bytes += slot->memory.capacity();
+  }
+  return static_cast<std::int64_t>(bytes);
 }
 
 std::unique_ptr<UploadSlot> UploadQueue::acquire() {

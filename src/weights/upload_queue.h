@@ -23,13 +23,15 @@ struct UploadSlot {
 
 class UploadQueue {
  public:
-  // At most `num_slots` pieces exist at a time.
-  explicit UploadQueue(int num_slots);
+  // At most `num_slots` pieces of at most slot_bytes bytes exist at a time.
+  UploadQueue(int num_slots, std::int64_t slot_bytes);
 
   // For the reading threads. Waits for a free slot; nullptr once another thread has failed.
   std::unique_ptr<UploadSlot> acquire();
   void submit(std::unique_ptr<UploadSlot> slot);
   bool failed();
+  // Host memory of all slots together, in bytes; once run() has returned.
+  std::int64_t slot_bytes() const;
 
   // Runs `work` on num_threads threads of its own and, meanwhile, uploads on this one what they
   // submit; `uploaded` is told the bytes. The first exception of any thread is thrown here, after

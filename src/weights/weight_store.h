@@ -45,6 +45,9 @@ struct LoadOptions {
   bool verify_checksums = true;
   // Threads that read and convert; the backend is only called from the calling thread.
   int num_threads = 1;
+  // Bytes of a piece on its way to the device, at least 4 * group_size; max_staging_bytes()
+  // follows.
+  std::int64_t piece_bytes = std::int64_t{4} << 20;
 };
 
 // Owns the device memory; views stay valid for its lifetime.

@@ -80,6 +80,7 @@ def check_metrics(line: Line, where: str) -> None:
                          rel_tol=1e-6), f"{where}: {load}")
     require(metrics["time_to_first_token_ms"] <= metrics["total_ms"], f"{where}: times disagree")
 
+    ties = line["near_ties"]
     margins = line["near_tie_margins"]
     require(len(margins) == len(ties) and all(0 <= margin < 1 for margin in margins),
             f"{where}: near_tie_margins {margins} of {len(ties)} near-ties")

@@ -51,7 +51,7 @@ amplitude=(--model "$int4" --prompt-ids '1,2,3' --max-new-tokens 24 --dump-steps
 decodes 0 "${amplitude[@]}" -- --steps tree:16
 keep auto_amplitude
 decodes 0 "${amplitude[@]}" --draft-rope-amplitude 1.4158883083359673 -- \
-  --same-as "$work/auto_amplitude.results"
+  --steps tree:16 --same-as "$work/auto_amplitude.results"
 decodes 2 "${amplitude[@]}" --draft-rope-amplitude 1 -- --steps tree:16
 holds 'another amplitude changes drafts and no output' "$python" - "$work/auto_amplitude.results" \
   "$out" <<'CHECK'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The one list of the packages that the project needs, under names that Debian 12 and Ubuntu 24.04
 # share. Sourced by the other scripts for install_packages; run by hand it installs the groups named.
-#   usage: packages.sh [build] [run] [test] [reference] [lint]      default: build run test reference
+#   usage: packages.sh [build] [run] [test] [reference] [text] [lint]
+# default: build run test reference
 # KDTREE_SKIP_PACKAGES=1 takes the machine as it is (no apt, no root, modules of a cluster).
 
 packages_of() {
@@ -13,11 +14,13 @@ packages_of() {
     run) echo openmpi-bin ;;
     test) echo libgtest-dev ;;
     reference) echo python3 python3-numpy ;;
+    # For a virtual environment with the packages that texts are compared with.
+    text) echo python3 python3-venv ;;
     # The formatter and the linter are pinned: every version judges differently. 16 is the first
     # that knows std::source_location and that both distributions have.
     lint) echo python3 clang-format-16 clang-tidy-16 libomp-16-dev shellcheck ;;
     *)
-      echo "packages.sh: no group '$1'; there are build, run, test, reference and lint" >&2
+      echo "packages.sh: no group '$1'; there are build, run, test, reference, text and lint" >&2
       return 1
       ;;
   esac

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Holds the engine's tokenizer against the public packages, with a vocabulary of one's own.
 
-    check_tokenizer.py TOKENIZER [--tests PROGRAM] [--count N] [--seed N]
+    check_tokenizer.py TOKENIZER [--tests PROGRAM] [--count N] [--corpus-bytes N] [--seed N]
 
 TOKENIZER is a tokenizer.json, or a directory with tiktoken.model and tokenizer_config.json;
-PROGRAM is kdtree_unit_tests (default: $KDTREE_UNIT_TESTS, else the one of preset cpu). Needs the
+PROGRAM is kdtree_unit_tests (default: $KDTREE_UNIT_TESTS, else the one of preset cpu). Compares
+`count` random texts, and documents, code and made-up text of about `corpus-bytes`. Needs the
 packages `tokenizers` and `tiktoken`. Exit status 1 if an id or a text differs.
 """
 
@@ -17,8 +18,10 @@ import tempfile
 from pathlib import Path
 
 import tokenizer_cases as cases
+import tokenizer_corpus
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+MAX_SHOWN = 20_000  # characters of what the test says
 # A conversation of four turns as SpecForge's test references have it, with each model's ids.
 BAR, BLANK = "\uff5c", "\u2581"
 DEEPSEEK_V3_GOLDEN = (
@@ -41,6 +44,18 @@ KIMI_K2_GOLDEN = (
      3410, 13, 163586])
 # Number of ids of the published vocabularies, and their golden.
 GOLDENS = {128815: DEEPSEEK_V3_GOLDEN, 163840: KIMI_K2_GOLDEN}
+TEST = "TextPublished.EqualsThePackage"
+
+
+def run_test(program: Path, folder: str) -> bool:
+    """Whether the unit test ran and passed; a filter that matches nothing also ends with 0."""
+    result = subprocess.run([program, f"--gtest_filter={TEST}"], check=False, text=True,
+                            env={**os.environ, "KDTREE_TOKENIZER_CASES": folder},
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
+    passed = result.returncode == 0 and f"[       OK ] {TEST}" in result.stdout
+    if not passed:
+        print(result.stdout[:MAX_SHOWN], end="\n")
+    return passed
 
 
 def main() -> int:
@@ -49,11 +64,16 @@ def main() -> int:
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--tests", type=Path, default=default)
     parser.add_argument("--count", type=int, default=3000)
+    parser.add_argument("--corpus-bytes", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
 
     oracle = cases.open_oracle(arguments.tokenizer)
     lines = cases.all_cases(oracle, arguments.count, arguments.seed) + cases.long_cases(oracle)
+    num_characters = 0
+    for text in tokenizer_corpus.corpus(arguments.corpus_bytes, arguments.seed):
+        num_characters += len(text)
+        lines.append(cases.encode_case(oracle, text, False))
     golden = GOLDENS.get(max(oracle.ids) + 1)
     if golden:
         lines.append({"text": golden[0], "special": True, "ids": golden[1]})
@@ -64,10 +84,12 @@ def main() -> int:
         else:
             shutil.copyfile(arguments.tokenizer, Path(folder) / "tokenizer.json")
         cases.write_cases(Path(folder) / "cases.jsonl", lines)
-        print(f"{len(lines)} cases{', a golden among them' if golden else ''}", flush=True)
-        environment = {**os.environ, "KDTREE_TOKENIZER_CASES": folder}
-        return subprocess.run([arguments.tests, "--gtest_filter=TextPublished.*"],
-                              env=environment, check=False).returncode
+        passed = run_test(arguments.tests, folder)
+    num_ids = sum(len(case.get("ids", ())) for case in lines)
+    print(f"{arguments.tokenizer}: {len(lines)} cases, {arguments.count} of them random texts, "
+          f"{num_characters} characters of longer texts{', a golden' if golden else ''}, {num_ids} "
+          f"ids: {'all equal' if passed else 'DIFFERENT, or the test did not run'}")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ std::vector<std::int32_t> TextModel::encode_prompt(const std::string& text, std:
 std::vector<std::int32_t> TextModel::encode_chat_file(const std::string& file,
                                                       ChatTemplate chat_template,
                                                       bool thinking) const {
-  const std::vector<ChatMessage> messages = parse_chat(read_json_file(file), file);
-  return encode_chat(tokenizer_, render_chat(chat_template, messages, thinking));
+  const Chat chat = parse_chat(read_ordered_json_file(file), file);
+  return encode_chat(tokenizer_, render_chat(chat_template, chat, thinking));
 }
 
 ChatTemplate choose_chat_template(const std::string& name, const TargetCheckpoint& target) {

@@ -49,6 +49,19 @@ class KeyWatcher {
   std::vector<std::unordered_set<std::string>> open_;
 };
 
+std::string read_json_text(const std::string& path, std::int64_t max_bytes) {
+  std::error_code status;
+  const auto bytes = std::filesystem::file_size(path, status);
+  require_input(!status, "{}: {}", path, status.message());
+  require_input(bytes <= static_cast<std::uintmax_t>(max_bytes),
+                "{}: {} bytes, expected a JSON file of at most {}", path, bytes, max_bytes);
+  std::ifstream file(path, std::ios::binary);
+  std::string text(static_cast<std::size_t>(bytes), '\0');
+  require_input(file.good() && file.read(text.data(), static_cast<std::streamsize>(bytes)).good(),
+                "{}: cannot be read", path);
+  return text;
+}
+
 }  // namespace
 
 nlohmann::json parse_json(std::string_view text, const std::string& origin) {
@@ -69,17 +82,17 @@ nlohmann::json parse_json(std::string_view text, const std::string& origin) {
   }
 }
 
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& origin) {
+  parse_json(text, origin);
+  return nlohmann::ordered_json::parse(text);
+}
+
 nlohmann::json read_json_file(const std::string& path, std::int64_t max_bytes) {
-  std::error_code status;
-  const auto bytes = std::filesystem::file_size(path, status);
-  require_input(!status, "{}: {}", path, status.message());
-  require_input(bytes <= static_cast<std::uintmax_t>(max_bytes),
-                "{}: {} bytes, expected a JSON file of at most {}", path, bytes, max_bytes);
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<std::size_t>(bytes), '\0');
-  require_input(file.good() && file.read(text.data(), static_cast<std::streamsize>(bytes)).good(),
-                "{}: cannot be read", path);
-  return parse_json(text, path);
+  return parse_json(read_json_text(path, max_bytes), path);
+}
+
+nlohmann::ordered_json read_ordered_json_file(const std::string& path, std::int64_t max_bytes) {
+  return parse_ordered_json(read_json_text(path, max_bytes), path);
 }
 
 std::string describe_json(const nlohmann::json& value) {

@@ -65,9 +65,13 @@ void add_kimi_message(const ChatMessage& message, bool with_think, bool with_rea
   segments.token("<|im_end|>");
 }
 
-std::vector<ChatSegment> render_kimi(bool with_think, const std::vector<ChatMessage>& messages,
-                                     bool thinking) {
+std::vector<ChatSegment> render_kimi(bool with_think, const Chat& chat, bool thinking) {
+  const std::vector<ChatMessage>& messages = chat.messages;
   Segments segments;
+  if (!chat.tools.empty()) {
+    segments.token("<|im_system|>").text("tool_declare").token("<|im_middle|>");
+    segments.text(chat.tools).token("<|im_end|>");
+  }
   if (!with_think && messages.front().role != ChatRole::kSystem) {
     segments.token("<|im_system|>").text("system").token("<|im_middle|>");
     segments.text("You are Kimi, an AI assistant created by Moonshot AI.").token("<|im_end|>");
@@ -173,19 +177,23 @@ class DeepseekChat {
   Segments segments_;
 };
 
-std::vector<ChatSegment> render_deepseek(bool reasons, const std::vector<ChatMessage>& messages) {
-  DeepseekChat chat;
-  chat.segments().token(kBegin);
+std::vector<ChatSegment> render_deepseek(bool reasons, const Chat& chat) {
+  require_input(chat.tools.empty(),
+                "{}: key 'tools' declares tools, expected none: DeepSeek's chat template has no "
+                "place for them",
+                chat.origin);
+  DeepseekChat state;
+  state.segments().token(kBegin);
   bool first = true;
-  for (const ChatMessage& message : messages) {
+  for (const ChatMessage& message : chat.messages) {
     if (message.role == ChatRole::kSystem) {
-      chat.segments().text(std::exchange(first, false) ? "" : "\n\n").text(*message.content);
+      state.segments().text(std::exchange(first, false) ? "" : "\n\n").text(*message.content);
     }
   }
-  for (const ChatMessage& message : messages) {
-    chat.add(message);
+  for (const ChatMessage& message : chat.messages) {
+    state.add(message);
   }
-  return chat.finish(reasons);
+  return state.finish(reasons);
 }
 
 // --- Messages
@@ -242,32 +250,37 @@ std::optional<ChatTemplate> find_chat_template(std::string_view name) {
   return std::nullopt;
 }
 
-std::vector<ChatMessage> parse_chat(const nlohmann::json& json, const std::string& origin) {
-  const JsonPlace top(json, origin);
-  const JsonPlace list = json.is_array() ? top : top.at("messages", "a list of messages");
-  if (json.is_object()) {
-    top.require_absent_or("tools", nlohmann::json::array());
-  }
-  std::vector<ChatMessage> messages;
+Chat parse_chat(const nlohmann::ordered_json& json, const std::string& origin) {
+  const nlohmann::json sorted = json;
+  const JsonPlace top(sorted, origin);
+  const JsonPlace list = sorted.is_array() ? top : top.at("messages", "a list of messages");
+  Chat chat{.messages = {}, .tools = "", .origin = origin};
   for (const JsonPlace& place : list.elements()) {
-    messages.push_back(parse_message(place));
+    chat.messages.push_back(parse_message(place));
   }
-  require_input(!messages.empty(), "{}: no messages, expected at least one", list.where());
-  return messages;
+  require_input(!chat.messages.empty(), "{}: no messages, expected at least one", list.where());
+  if (const auto tools = sorted.is_object() ? top.find("tools") : std::nullopt) {
+    for (const JsonPlace& tool : tools->elements()) {
+      if (!tool.value().is_object()) {
+        tool.refuse("an object that declares a tool");
+      }
+    }
+    chat.tools = tools->elements().empty() ? "" : json.at("tools").dump();
+  }
+  return chat;
 }
 
-std::vector<ChatSegment> render_chat(ChatTemplate chat_template,
-                                     const std::vector<ChatMessage>& messages, bool thinking) {
-  check(!messages.empty(), "a conversation without messages");
+std::vector<ChatSegment> render_chat(ChatTemplate chat_template, const Chat& chat, bool thinking) {
+  check(!chat.messages.empty(), "a conversation without messages");
   switch (chat_template) {
     case ChatTemplate::kKimiK26:
-      return render_kimi(true, messages, thinking);
+      return render_kimi(true, chat, thinking);
     case ChatTemplate::kKimiK2:
-      return render_kimi(false, messages, thinking);
+      return render_kimi(false, chat, thinking);
     case ChatTemplate::kDeepseekV3:
-      return render_deepseek(false, messages);
+      return render_deepseek(false, chat);
     case ChatTemplate::kDeepseekR1:
-      return render_deepseek(true, messages);
+      return render_deepseek(true, chat);
   }
   fail("an unknown chat template");
 }

@@ -40,10 +40,17 @@ struct ChatMessage {
   std::string tool_call_id;              // kTool only
 };
 
-// The messages of {"messages": [...]} or of a bare list, as OpenAI's interface has them; contents
-// are strings. InputError names file, key and value: no messages, an unknown role, a missing
-// content, declared tools (no template here declares them).
-std::vector<ChatMessage> parse_chat(const nlohmann::json& json, const std::string& origin);
+struct Chat {
+  std::vector<ChatMessage> messages;  // at least one
+  std::string
+      tools;  // the declared ones: compact JSON, keys in the order of the file; may be empty
+  std::string origin;  // where it comes from, for errors
+};
+
+// A conversation {"messages": [...], "tools": [...]}, or a bare list of messages, as OpenAI's
+// interface has them; contents are strings, and `tools` may be absent. InputError names file, key
+// and value: no messages, an unknown role, a missing content, tools that are no list of objects.
+Chat parse_chat(const nlohmann::ordered_json& json, const std::string& origin);
 
 // A piece of a prompt: a control token of the template (`special`), or text in which nothing is a
 // control token, whatever it looks like.
@@ -56,9 +63,9 @@ struct ChatSegment {
 // The prompt of a conversation up to where the assistant answers. `thinking` counts for kKimiK26
 // only. Joined, the segments are what the published template renders, for kDeepseekV3 with its
 // habits in rows of tool calls (only the second and later calls of a message close the section).
-// No two neighbours are both text.
-std::vector<ChatSegment> render_chat(ChatTemplate chat_template,
-                                     const std::vector<ChatMessage>& messages, bool thinking);
+// No two neighbours are both text. InputError for tools with DeepSeek, whose templates declare
+// none.
+std::vector<ChatSegment> render_chat(ChatTemplate chat_template, const Chat& chat, bool thinking);
 
 // The ids of the segments. They differ from the published encode of the joined text where a message
 // holds the text of an added token (there it becomes that token, here it stays text), and for Kimi

@@ -69,6 +69,15 @@ done
 succeeds 0 generate "${chat[@]}" --chat-template kimi-k2.6 --thinking off --output-format json || true
 holds 'does not think' grep -qF ',116,260,262,263],' "$out"
 
+# Declared tools keep the order of their keys; DeepSeek's templates have no place for them.
+tools='"tools": [{"b": 1, "a": 2}]'
+printf '{"messages": [{"role": "user", "content": "a"}], %s}' "$tools" >"$work/tools.json"
+tooled=("${text[@]}" --chat "$work/tools.json")
+succeeds 0 generate "${tooled[@]}" --chat-template kimi-k2.6 --output-format json || true
+# [{"b":1,"a":2}]<|im_end|>
+holds 'declared tools' grep -qF ',260,91,123,34,98,34,58,49,44,34,97,34,58,50,125,93,258,' "$out"
+refused 0 "tools.json: key 'tools' declares tools" generate "${tooled[@]}" --chat-template deepseek-v3
+
 # --- What is refused ------------------------------------------------------------------------------
 
 run=(generate "${model[@]}")
@@ -90,7 +99,7 @@ hello|chat.json: not valid JSON
 {"messages": []}|key 'messages': no messages
 [{"role": "judge", "content": "a"}]|key '[0].role' is "judge", expected system or user
 [{"role": "user"}]|key '[0].content' is missing
-{"messages": [{"role": "user", "content": "a"}], "tools": [1]}|key 'tools' is
+{"messages": [{"role": "user", "content": "a"}], "tools": [1]}|key 'tools[0]' is 1, expected an object
 CASES
 refused 0 'holds no tokenizer: give --tokenizer' generate --model "$tiny" --prompt a
 refused 0 'nowhere: no such file or directory' "${run[@]}" --tokenizer nowhere --prompt a

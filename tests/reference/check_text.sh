@@ -45,7 +45,11 @@ for tokenizer in tests/data/tokenizer/deepseek_like/tokenizer.json tests/data/to
   "$venv/bin/python" $reference/check_tokenizer.py "$tokenizer" --count 60000 \
     --corpus-bytes 4000000 || failed=1
 done
+for model in kimi-k2 kimi-k2.6; do
+  "$venv/bin/python" $reference/check_chat_template.py $model || failed=1
+done
 if [ -n "${KDTREE_DEEPSEEK_CONFIG:-}" ]; then
-  "$venv/bin/python" $reference/check_chat_template.py "$KDTREE_DEEPSEEK_CONFIG" || failed=1
+  "$venv/bin/python" $reference/check_chat_template.py deepseek-v3 "$KDTREE_DEEPSEEK_CONFIG" ||
+    failed=1
 fi
 exit $failed

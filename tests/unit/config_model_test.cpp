@@ -427,6 +427,14 @@ TEST(ConfigModel, RefusesWrongNesting) {
   EXPECT_THROW(parse(json), InputError);
 }
 
+TEST(ConfigJson, OrderedKeysStayInOrder) {
+  const char* text = R"({"b":1,"a":{"d":[2],"c":"ü"}})";
+  EXPECT_EQ(parse_ordered_json(text, "x.json").dump(), text);
+  EXPECT_NE(parse_json(text, "x.json").dump(), text);
+  expect_input_error([] { parse_ordered_json(R"({"a":1,"a":2})", "x.json"); }, {"x.json", "twice"});
+  expect_input_error([] { parse_ordered_json("{", "x.json"); }, {"x.json", "not valid JSON"});
+}
+
 TEST(ConfigJson, NamesTheFileForEveryMistake) {
   const std::vector<std::pair<std::string, std::string>> texts = {
       {R"({"a": 1, "b": {"c": 1, "c": 2}})", "holds the key \"c\" twice"},

@@ -1,17 +1,30 @@
-// Chat templates against published renderings (golden) and renderings of the published DeepSeek-V3
-// template by jinja2 (tests/data/chat).
+// Chat templates against renderings by jinja2 (tests/data/chat): of DeepSeek-V3's published
+// template, and of reconstructions of Kimi's.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <initializer_list>
+#include <sstream>
 
+#include "core/json_text.h"
 #include "tests/unit/text_test_support.h"
 #include "text/chat_template.h"
 
 namespace kdtree {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
+
+// As they are written: declared tools keep the order of their keys.
+std::vector<Json> chat_cases(const std::string& name) {
+  std::istringstream lines(read_file(tokenizer_path("../chat/" + name)));
+  std::vector<Json> cases;
+  for (std::string line; std::getline(lines, line);) {
+    cases.push_back(parse_ordered_json(line, name));
+  }
+  EXPECT_GE(cases.size(), 30U) << name;
+  return cases;
+}
 
 std::string render(ChatTemplate chat_template, const Json& chat, bool thinking = true) {
   std::string text;
@@ -23,14 +36,26 @@ std::string render(ChatTemplate chat_template, const Json& chat, bool thinking =
 }
 
 TEST(TextChat, DeepseekEqualsThePublishedTemplate) {
-  const std::vector<Json> cases = read_json_lines(tokenizer_path("../chat/deepseek_v3.jsonl"));
-  EXPECT_GE(cases.size(), 30U);
-  for (const Json& line : cases) {
+  for (const Json& line : chat_cases("deepseek_v3.jsonl")) {
     const auto expected = line["text"].get<std::string>();
     EXPECT_EQ(render(ChatTemplate::kDeepseekV3, line), expected) << line;
     const bool answers = expected.ends_with("<｜Assistant｜>");
     EXPECT_EQ(render(ChatTemplate::kDeepseekR1, line), expected + (answers ? "<think>\n" : ""));
   }
+}
+
+TEST(TextChat, KimiEqualsTheReconstructedTemplates) {
+  for (const Json& line : chat_cases("kimi_k2.jsonl")) {
+    EXPECT_EQ(render(ChatTemplate::kKimiK2, line), line["text"].get<std::string>()) << line;
+  }
+  int num_thinking = 0;
+  for (const Json& line : chat_cases("kimi_k26.jsonl")) {
+    const bool thinking = line["thinking"].get<bool>();
+    num_thinking += thinking ? 1 : 0;
+    EXPECT_EQ(render(ChatTemplate::kKimiK26, line, thinking), line["text"].get<std::string>())
+        << line;
+  }
+  EXPECT_EQ(num_thinking, 50);
 }
 
 TEST(TextChat, Kimi) {
@@ -79,7 +104,13 @@ TEST(TextChat, WrongConversationsAreNamed) {
   refused(R"([{"role": "judge", "content": "x"}])", {"[0].role", "judge", "user"});
   refused(R"([{"role": "user"}])", {"[0].content", "missing"});
   refused(R"([{"role": "user", "content": 3}])", {"[0].content", "3", "string"});
-  refused(R"({"messages": [], "tools": [1]})", {"tools", "supported"});
+  const std::string hi = R"({"messages": [{"role": "user", "content": "Hi"}], "tools": )";
+  refused((hi + "3}").c_str(), {"c.json", "tools", "3", "list"});
+  refused((hi + "[{}, 1]}").c_str(), {"c.json", "tools[1]", "1", "object"});
+  const Chat tools = parse_chat(Json::parse(hi + R"([{"b": 1, "a": 2}]})"), "c.json");
+  EXPECT_EQ(tools.tools, R"([{"b":1,"a":2}])");
+  expect_input_error([&] { render_chat(ChatTemplate::kDeepseekR1, tools, true); },
+                     {"c.json", "tools", "DeepSeek"});
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ def main() -> None:
     lines = [f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(256)]
     (folder / "tiktoken.model").write_text("\n".join(lines) + "\n", encoding="ascii")
     names = {256: "[BOS]", 257: "[EOS]", 258: "<|im_end|>", 259: "<|im_user|>",
-             260: "<|im_middle|>", 261: "<|im_assistant|>", 262: "<think>", 263: "</think>"}
+             260: "<|im_middle|>", 261: "<|im_assistant|>", 262: "<think>", 263: "</think>",
+             264: "<|im_system|>"}
     decoder = {str(token): {"content": name, "special": True} for token, name in names.items()}
     config = {"added_tokens_decoder": decoder, "add_bos_token": False, "bos_token": "[BOS]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -64,8 +64,10 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
            "are text");
   app.add_flag("--parse-special", config.parse_special,
                "Control tokens in the text of a prompt count as such");
-  add_path(app, "--prompts", config.prompts,
-           R"(File of prompts, a JSON object a line: {"prompt_ids": [1, 2, 3]})");
+  add_path(
+      app, "--prompts", config.prompts,
+      R"(File of prompts, a JSON object a line: {"prompt_ids": [1, 2, 3]}, {"prompt": "Hi"} or )"
+      R"({"messages": [...]})");
   add_count(app, "--batch-size", config.batch_size, CLI::Range(std::int64_t{1}, std::int64_t{4096}),
             "Sequences decoded together");
   add_count(app, "--max-new-tokens", config.max_new_tokens, CLI::Range(std::int64_t{1}, kUnbounded),

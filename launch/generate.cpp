@@ -7,6 +7,8 @@
 #include <string>
 
 #include "commands.h"
+#include "core/check.h"
+#include "core/json_text.h"
 #include "core/log.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
@@ -85,8 +87,29 @@ LoadOptions load_options(const RunConfig& config) {
   return load;
 }
 
+// `text` is there for all but ids.
+std::vector<std::int32_t> prompt_tokens(const RunConfig& config, const PromptInput& prompt,
+                                        const TextModel* text, const TargetCheckpoint& target) {
+  switch (prompt.kind) {
+    case PromptInput::Kind::kIds:
+      return prompt.ids;
+    case PromptInput::Kind::kText:
+      return text->encode_prompt(prompt.text, prompt.origin, config.parse_special);
+    case PromptInput::Kind::kChat: {
+      const Chat chat =
+          parse_chat(prompt.text.empty() ? read_ordered_json_file(prompt.origin)
+                                         : parse_ordered_json(prompt.text, prompt.origin),
+                     prompt.origin);
+      return text->encode_conversation(chat, choose_chat_template(config.chat_template, target),
+                                       config.thinking == "on");
+    }
+  }
+  fail("an unknown kind of prompt");
+}
+
 std::vector<Request> make_requests(const RunConfig& config,
-                                   const std::optional<GoldenCases>& golden, const TextModel* text,
+                                   const std::optional<GoldenCases>& golden,
+                                   const std::vector<PromptInput>& prompts, const TextModel* text,
                                    const TargetCheckpoint& target) {
   std::vector<Request> requests;
   if (golden) {
@@ -98,16 +121,8 @@ std::vector<Request> make_requests(const RunConfig& config,
     }
     return requests;
   }
-  std::vector<std::vector<std::int32_t>> prompts = read_prompts(config);
-  for (std::size_t i = 0; i < config.prompt.size(); ++i) {
-    prompts.push_back(text->encode_prompt(config.prompt[i], i, config.parse_special));
-  }
-  if (!config.chat.empty()) {
-    prompts.push_back(text->encode_chat_file(
-        config.chat, choose_chat_template(config.chat_template, target), config.thinking == "on"));
-  }
-  for (std::vector<std::int32_t>& prompt : prompts) {
-    requests.push_back({.prompt_ids = std::move(prompt),
+  for (const PromptInput& prompt : prompts) {
+    requests.push_back({.prompt_ids = prompt_tokens(config, prompt, text, target),
                         .max_new_tokens = config.max_new_tokens,
                         .ignore_eos = config.ignore_eos});
   }
@@ -183,12 +198,16 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
                   "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
   }
   if (group.rank() == 0) {
-    if (!config.prompt.empty() || !config.chat.empty() || !config.tokenizer.empty()) {
+    const std::vector<PromptInput> prompts = read_prompts(config);
+    const bool has_text = std::any_of(prompts.begin(), prompts.end(), [](const auto& prompt) {
+      return prompt.kind != PromptInput::Kind::kIds;
+    });
+    if (has_text || !config.tokenizer.empty()) {
       job.text.emplace(config.model, config.tokenizer, model);
     }
     add_end_tokens(config.model, job.text ? &*job.text : nullptr, job.source.target.config);
-    job.requests =
-        make_requests(config, job.golden, job.text ? &*job.text : nullptr, job.source.target);
+    job.requests = make_requests(config, job.golden, prompts, job.text ? &*job.text : nullptr,
+                                 job.source.target);
   }
   return job;
 }

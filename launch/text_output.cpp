@@ -69,7 +69,8 @@ TextModel::TextModel(const std::string& model, const std::string& chosen, const 
   }
 }
 
-std::vector<std::int32_t> TextModel::encode_prompt(const std::string& text, std::size_t index,
+std::vector<std::int32_t> TextModel::encode_prompt(const std::string& text,
+                                                   const std::string& origin,
                                                    bool parse_special) const {
   std::vector<std::int32_t> ids = begin_ids_;
   try {
@@ -77,15 +78,14 @@ std::vector<std::int32_t> TextModel::encode_prompt(const std::string& text, std:
     require_input(!encoded.empty(), "the text has no tokens, expected at least one");
     ids.insert(ids.end(), encoded.begin(), encoded.end());
   } catch (const InputError& error) {
-    fail_input("--prompt (number {}): {}", index, error.what());
+    fail_input("{}: {}", origin, error.what());
   }
   return ids;
 }
 
-std::vector<std::int32_t> TextModel::encode_chat_file(const std::string& file,
-                                                      ChatTemplate chat_template,
-                                                      bool thinking) const {
-  const Chat chat = parse_chat(read_ordered_json_file(file), file);
+std::vector<std::int32_t> TextModel::encode_conversation(const Chat& chat,
+                                                         ChatTemplate chat_template,
+                                                         bool thinking) const {
   return encode_chat(tokenizer_, render_chat(chat_template, chat, thinking));
 }
 

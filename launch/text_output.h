@@ -27,15 +27,14 @@ class TextModel {
   // the embedding of `config` has no row for.
   TextModel(const std::string& model, const std::string& chosen, const ModelConfig& config);
 
-  // The ids of the text of --prompt number `index`, behind the begin token where the tokenizer asks
-  // for one. InputError names the prompt if it is not valid UTF-8.
-  std::vector<std::int32_t> encode_prompt(const std::string& text, std::size_t index,
+  // The ids of a text, behind the begin token where the tokenizer asks for one. InputError begins
+  // with `origin`: a text without tokens, or not valid UTF-8.
+  std::vector<std::int32_t> encode_prompt(const std::string& text, const std::string& origin,
                                           bool parse_special) const;
 
-  // The ids of the conversation in a JSON file (parse_chat, render_chat). InputError names file,
-  // key and value.
-  std::vector<std::int32_t> encode_chat_file(const std::string& file, ChatTemplate chat_template,
-                                             bool thinking) const;
+  // The ids of a conversation (render_chat).
+  std::vector<std::int32_t> encode_conversation(const Chat& chat, ChatTemplate chat_template,
+                                                bool thinking) const;
 
   // The text of an output, valid UTF-8, without the end token behind it. An id that the embedding
   // has but the tokenizer has not is U+FFFD.

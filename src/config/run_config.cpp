@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "core/json_text.h"
 
 namespace kdtree {
 
@@ -52,32 +53,53 @@ bool fits_int32(const nlohmann::json& value) {
   return value.is_number_integer() && value.get<std::int64_t>() >= Limits::min();
 }
 
-TokenIds parse_prompt_line(const std::string& line, const std::string& file, std::int64_t number) {
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  require_input(json.is_object(), "{}: line {}: expected a JSON object with prompt_ids, got '{}'",
-                file, number, line.substr(0, 80));
-  const auto entry = json.find("prompt_ids");
-  require_input(entry != json.end(), "{}: line {}: key prompt_ids is missing", file, number);
-  require_input(entry->is_array(), "{}: line {}: prompt_ids must be a list of token ids", file,
-                number);
+TokenIds parse_json_ids(const nlohmann::json& list, const std::string& origin) {
+  require_input(list.is_array(), "{}: prompt_ids must be a list of token ids", origin);
   TokenIds ids;
-  for (const nlohmann::json& value : *entry) {
-    require_input(fits_int32(value), "{}: line {}: prompt_ids holds {}, expected whole numbers",
-                  file, number,
-                  value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  for (const nlohmann::json& value : list) {
+    require_input(fits_int32(value), "{}: prompt_ids holds {}, expected whole numbers", origin,
+                  describe_json(value));
     ids.push_back(value.get<std::int32_t>());
   }
   return ids;
 }
 
-std::vector<TokenIds> read_prompt_file(const std::string& file) {
+PromptInput parse_prompt_line(const std::string& line, const std::string& origin) {
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  require_input(json.is_object(),
+                "{}: expected a JSON object with prompt_ids, prompt or messages, got '{}'", origin,
+                line.substr(0, 80));
+  const bool has_ids = json.contains("prompt_ids");
+  const bool has_text = json.contains("prompt");
+  const bool has_chat = json.contains("messages");
+  require_input(
+      static_cast<int>(has_ids) + static_cast<int>(has_text) + static_cast<int>(has_chat) == 1,
+      "{}: expected one of the keys prompt_ids, prompt and messages, got '{}'", origin,
+      line.substr(0, 80));
+  PromptInput prompt{.kind = PromptInput::Kind::kIds, .ids = {}, .text = "", .origin = origin};
+  if (has_ids) {
+    prompt.ids = parse_json_ids(json["prompt_ids"], origin);
+  } else if (has_text) {
+    prompt.kind = PromptInput::Kind::kText;
+    const nlohmann::json& text = json["prompt"];
+    require_input(text.is_string(), "{}: prompt is {}, expected a string", origin,
+                  describe_json(text));
+    prompt.text = text.get<std::string>();
+  } else {
+    prompt.kind = PromptInput::Kind::kChat;
+    prompt.text = line;
+  }
+  return prompt;
+}
+
+std::vector<PromptInput> read_prompt_file(const std::string& file) {
   std::ifstream stream(file);
   require_input(stream.good(), "--prompts: cannot open {}", file);
-  std::vector<TokenIds> prompts;
+  std::vector<PromptInput> prompts;
   std::string line;
   for (std::int64_t number = 1; std::getline(stream, line); ++number) {
     if (line.find_first_not_of(" \t\r") != std::string::npos) {
-      prompts.push_back(parse_prompt_line(line, file, number));
+      prompts.push_back(parse_prompt_line(line, fmt::format("{}: line {}", file, number)));
     }
   }
   require_input(!stream.bad(), "--prompts: cannot read {}", file);
@@ -99,16 +121,26 @@ std::string options_text(const RunConfig& config) {
       config.dump_steps, config.output_format, config.verify_golden, config.draft_rope_amplitude);
 }
 
-std::vector<TokenIds> read_prompts(const RunConfig& config) {
+std::vector<PromptInput> read_prompts(const RunConfig& config) {
+  using Kind = PromptInput::Kind;
   require_input(config.prompt_ids.empty() || config.prompts.empty(),
                 "give --prompt-ids or --prompts, not both");
+  std::vector<PromptInput> prompts;
   if (!config.prompts.empty()) {
-    return read_prompt_file(config.prompts);
+    prompts = read_prompt_file(config.prompts);
   }
-  std::vector<TokenIds> prompts;
-  prompts.reserve(config.prompt_ids.size());
   for (const std::string& text : config.prompt_ids) {
-    prompts.push_back(parse_id_list(text));
+    prompts.push_back(
+        {.kind = Kind::kIds, .ids = parse_id_list(text), .text = "", .origin = "--prompt-ids"});
+  }
+  for (std::size_t i = 0; i < config.prompt.size(); ++i) {
+    prompts.push_back({.kind = Kind::kText,
+                       .ids = {},
+                       .text = config.prompt[i],
+                       .origin = fmt::format("--prompt (number {})", i)});
+  }
+  if (!config.chat.empty()) {
+    prompts.push_back({.kind = Kind::kChat, .ids = {}, .text = "", .origin = config.chat});
   }
   return prompts;
 }

@@ -16,7 +16,7 @@ struct RunConfig {
   std::string draft_rope_amplitude = "auto";
   std::vector<std::string> prompt_ids;  // each "1,2,3"
   std::vector<std::string> prompt;      // texts
-  std::string prompts;                  // JSON lines with prompt_ids
+  std::string prompts;                  // JSON lines with prompt_ids, prompt or messages
   std::string chat;                     // file of a conversation
   std::string chat_template = "auto";   // of kimi-k2.6 for model_type kimi_k25, else to be named
   std::string thinking = "on";          // or "off"
@@ -49,8 +49,18 @@ inline constexpr std::int64_t kMaxTreeBudget = 512;
 // but prompts (rank 0's count), paths (which may differ from host to host), threads and log level.
 std::string options_text(const RunConfig& config);
 
-// The prompts of a run. Each text of prompt_ids and each line of the prompts file is one;
+// A prompt as the user gave it: token ids, a text, or a conversation.
+struct PromptInput {
+  enum class Kind : std::uint8_t { kIds, kText, kChat };
+  Kind kind = Kind::kIds;
+  std::vector<std::int32_t> ids;  // kIds; may be empty
+  std::string text;    // kText; for kChat the JSON of an object with `messages`, valid or not
+  std::string origin;  // for errors: flag, or file and line
+};
+
+// The prompts of a run: each of --prompt-ids or each line of the prompts file, each --prompt, then
+// the conversation of --chat, whose file is not read (`text` is empty, `origin` its path).
 // InputError names flag or file, line and value, and says what was expected.
-std::vector<std::vector<std::int32_t>> read_prompts(const RunConfig& config);
+std::vector<PromptInput> read_prompts(const RunConfig& config);
 
 }  // namespace kdtree

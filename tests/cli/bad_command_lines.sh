@@ -74,10 +74,12 @@ refused_lines() {
   refused 0 "$words" "${generate[@]}" --prompts "$work/prompts.jsonl"
 }
 good='{"prompt_ids": [1, 2]}'
-refused_lines "prompts.jsonl: line 2: expected a JSON object with prompt_ids, got 'hello'" \
+refused_lines "prompts.jsonl: line 2: expected a JSON object with prompt_ids, prompt or messages, got 'hello'" \
   "$good" hello
 refused_lines 'prompts.jsonl: line 1: expected a JSON object with prompt_ids' '[1, 2]'
-refused_lines 'prompts.jsonl: line 2: key prompt_ids is missing' "$good" '{"prompt": [1]}'
+refused_lines 'prompts.jsonl: line 2: prompt is [1], expected a string' "$good" '{"prompt": [1]}'
+refused_lines 'prompts.jsonl: line 2: expected one of the keys prompt_ids, prompt and messages' \
+  "$good" '{"text": "a"}'
 refused_lines 'prompts.jsonl: line 1: prompt_ids must be a list' '{"prompt_ids": "1, 2"}'
 refused_lines 'prompts.jsonl: line 1: prompt_ids holds 1e+99' '{"prompt_ids": [1, 1e99]}'
 refused_lines 'prompts.jsonl: line 1: prompt_ids holds 2.5' '{"prompt_ids": [1, 2.5]}'

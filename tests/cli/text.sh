@@ -78,6 +78,38 @@ succeeds 0 generate "${tooled[@]}" --chat-template kimi-k2.6 --output-format jso
 holds 'declared tools' grep -qF ',260,91,123,34,98,34,58,49,44,34,97,34,58,50,125,93,258,' "$out"
 refused 0 "tools.json: key 'tools' declares tools" generate "${tooled[@]}" --chat-template deepseek-v3
 
+# --- A file of prompts of all kinds ----------------------------------------------------------------
+
+cat >"$work/mixed.jsonl" <<'LINES'
+{"prompt_ids": [265, 37]}
+{"prompt": "héllo"}
+
+{"messages": [{"role": "user", "content": "a"}]}
+LINES
+mixed=("${text[@]}" --prompts "$work/mixed.jsonl" --chat-template kimi-k2.6 --output-format json)
+for ranks in 0 2; do
+  succeeds "$ranks" generate "${mixed[@]}" --prompt b --batch-size 2 || true
+  holds "ranks $ranks: outputs of all kinds" "$python" "$support/check_text.py" "$out"
+  for ids in 265,37 104,195,169,108,108,111 \
+    259,117,115,101,114,260,97,258,261,97,115,115,105,115,116,97,110,116,260,262 98; do
+    holds "ranks $ranks: prompt $ids" grep -qF "\"prompt_ids\":[$ids]" "$out"
+  done
+done
+# LINE|WORDS
+while IFS='|' read -r line words; do
+  printf '{"prompt_ids": [1]}\n%s\n' "$line" >"$work/mixed.jsonl"
+  refused 0 "mixed.jsonl: line 2: $words" generate "${mixed[@]}"
+  refused 2 "mixed.jsonl: line 2: $words" generate "${mixed[@]}"
+done <<'CASES'
+{"prompt": ""}|the text has no tokens
+{"prompt": 3}|prompt is 3, expected a string
+{"prompt": "a", "prompt_ids": [1]}|expected one of the keys
+{"messages": []}|key 'messages': no messages
+{"messages": [{"role": "judge", "content": "a"}]}|key 'messages[0].role' is "judge"
+CASES
+printf '{"prompt": "a"}\n' >"$work/mixed.jsonl"
+refused 0 'no tokenizer, expected tiktoken.model' generate "${model[@]}" --prompts "$work/mixed.jsonl"
+
 # --- What is refused ------------------------------------------------------------------------------
 
 run=(generate "${model[@]}")

@@ -42,8 +42,7 @@ struct ChatMessage {
 
 struct Chat {
   std::vector<ChatMessage> messages;  // at least one
-  std::string
-      tools;  // the declared ones: compact JSON, keys in the order of the file; may be empty
+  std::string tools;  // the declared ones, compact JSON in the order of the file; may be empty
   std::string origin;  // where it comes from, for errors
 };
 

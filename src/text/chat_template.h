@@ -42,7 +42,8 @@ struct ChatMessage {
 
 struct Chat {
   std::vector<ChatMessage> messages;  // at least one
-  std::string tools;  // the declared ones, compact JSON in the order of the file; may be empty
+  // The declared ones: compact JSON, keys in the order of the file; may be empty.
+  std::string tools;
   std::string origin;  // where it comes from, for errors
 };
 

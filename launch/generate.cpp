@@ -253,9 +253,8 @@ std::unique_ptr<Backend> start_backend(const RunConfig& config, ProcessGroup& gr
   return backend;
 }
 
-}  // namespace
-
-int run_generate(const RunConfig& config, ProcessGroup& group) {
+// Collective: the job of equal options on all ranks, sized for rank 0's prompts.
+Job agree_on_job(const RunConfig& config, ProcessGroup& group) {
   Job job;
   const std::string rank0_options = share_text(options_text(config), group);
   run_together(group, [&] {
@@ -276,7 +275,50 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
     job.engine.max_context = max_context(config, target, need);
     check_requests(job.requests, target, job.engine);
   });
+  return job;
+}
 
+// Decodes the requests; rank 0 shows what comes, and compares it with goldens: the number of
+// requests that differ, 0 on other ranks.
+std::int64_t decode(const Job& job, const RunFacts& facts, bool json, Engine& engine) {
+  GoldenReport report;
+  std::optional<TextStream> stream;
+  if (job.text && !json && job.requests.size() == 1) {
+    stream.emplace(*job.text, job.source.target.config.eos_token_ids);
+  }
+  const auto show = [&](const Result& result) {
+    std::optional<std::string> text;
+    if (job.text) {
+      text = job.text->decode(result.output_ids, job.source.target.config.eos_token_ids);
+    }
+    if (json) {
+      write_stdout(result_json(result, facts, text).dump() + "\n");
+    } else if (text) {
+      write_stdout(stream ? "\n" : fmt::format("prompt {}: {}\n", result.index, *text));
+      spdlog::info("prompt {}: {} tokens ({}), {}", result.index, result.output_ids.size(),
+                   stop_reason_name(result.stop_reason), statistics_text(result));
+    } else {
+      write_stdout(result_text(result, facts));
+    }
+    if (job.golden) {
+      report.compare(*job.golden, result);
+    }
+  };
+  engine.generate(job.requests, show, [&](const TokenUpdate& update) {
+    if (stream) {
+      write_stdout(stream->push(update));
+    }
+  });
+  if (job.golden && !job.requests.empty()) {  // on rank 0
+    report.log(*job.golden);
+  }
+  return report.mismatches();
+}
+
+}  // namespace
+
+int run_generate(const RunConfig& config, ProcessGroup& group) {
+  Job job = agree_on_job(config, group);
   const std::unique_ptr<Backend> backend = start_backend(config, group);
   job.load.num_threads = backend->num_threads();
   job.load.round_to_bfloat16 =
@@ -323,44 +365,9 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
       facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange,
       facts.mode, facts.weights);
   spdlog::info("{}", load_text(facts.load));
-  GoldenReport report;
-  const bool json = config.output_format == "json";
-  std::optional<TextStream> stream;
-  if (job.text && !json && job.requests.size() == 1) {
-    stream.emplace(*job.text, job.source.target.config.eos_token_ids);
-  }
-  const auto show = [&](const Result& result) {
-    std::optional<std::string> text;
-    if (job.text) {
-      text = job.text->decode(result.output_ids, job.source.target.config.eos_token_ids);
-    }
-    if (json) {
-      write_stdout(result_json(result, facts, text).dump() + "\n");
-    } else if (text) {
-      write_stdout(stream ? "\n" : fmt::format("prompt {}: {}\n", result.index, *text));
-      spdlog::info("prompt {}: {} tokens ({}), {}", result.index, result.output_ids.size(),
-                   stop_reason_name(result.stop_reason), statistics_text(result));
-    } else {
-      write_stdout(result_text(result, facts));
-    }
-    if (job.golden) {
-      report.compare(*job.golden, result);
-    }
-  };
-  engine->generate(job.requests, show, [&](const TokenUpdate& update) {
-    if (stream) {
-      write_stdout(stream->push(update));
-    }
-  });
-  if (!job.golden) {
-    return 0;
-  }
+  std::int64_t mismatches = decode(job, facts, config.output_format == "json", *engine);
   // Every rank ends with the same exit code.
-  std::int64_t mismatches = report.mismatches();
   group.broadcast(&mismatches, sizeof mismatches, 0);
-  if (group.rank() == 0) {
-    report.log(*job.golden);
-  }
   return mismatches == 0 ? 0 : 1;
 }
 

@@ -189,18 +189,19 @@ class PlanRunner {
   void load_quantized(const LoadRegion& region, RegionReader& reader) {
     const std::string place = tensor_place(*region.values);
     const std::int64_t group = region.quantize_group;
-    QuantizationError error;  // nobody asks for it here
     std::vector<float> values;
     std::vector<std::byte> scales;
     for (const RegionPiece& piece : cut_region(region, options_.piece_bytes)) {
       const std::int64_t columns = piece.columns.size();
       values.resize(static_cast<std::size_t>(piece.rows.size() * columns));
       reader.read(piece, values.data());
-      const Int4Matrix packed = quantize_rows({.values = values,
-                                               .first_row = region.rows.begin + piece.rows.begin,
-                                               .columns = columns,
-                                               .group_size = group},
-                                              place, error);
+      const Int4Matrix packed =
+          quantize_rows({.values = values,
+                         .first_row = region.rows.begin + piece.rows.begin,
+                         .first_column = region.columns.begin + piece.columns.begin,
+                         .columns = columns,
+                         .group_size = group},
+                        place);
       scales.resize(packed.scales.size() * sizeof(std::uint16_t));
       narrow(packed.scales, DType::kBFloat16, scales.data());
       // Two codes a byte, one scale a group.
@@ -218,9 +219,9 @@ class PlanRunner {
       }
     }
     reader.finish();
-    // quantize_rows holds the values once more to see what is lost; words take half a byte a value.
+    // Words take half a byte a value.
     note_scratch(reader.scratch_bytes() +
-                 static_cast<std::int64_t>(2 * values.capacity() * sizeof(float) +
+                 static_cast<std::int64_t>(values.capacity() * sizeof(float) +
                                            values.capacity() / 2 + 3 * scales.capacity()));
   }
 

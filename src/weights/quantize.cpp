@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "core/check.h"
 
@@ -16,23 +15,12 @@ void check_finite(const QuantizeRows& rows, const std::string& place) {
   if (bad != rows.values.end()) {
     const std::int64_t index = bad - rows.values.begin();
     fail_input("{}: row {}, column {} is {}, expected a finite number", place,
-               rows.first_row + index / rows.columns, index % rows.columns, *bad);
+               rows.first_row + index / rows.columns, rows.first_column + index % rows.columns,
+               *bad);
   }
 }
 
 }  // namespace
-
-void QuantizationError::add(float original, float quantized) {
-  const double value = original;
-  const double difference = value - static_cast<double>(quantized);
-  error_squares_ += difference * difference;
-  original_squares_ += value * value;
-  max_abs_ = std::max(max_abs_, std::abs(difference));
-}
-
-double QuantizationError::relative_frobenius() const {
-  return original_squares_ == 0 ? 0 : std::sqrt(error_squares_ / original_squares_);
-}
 
 void check_group_size(std::int64_t columns, std::int64_t group_size, const std::string& place) {
   require_input(group_size > 0 && group_size % kInt4PerWord == 0,
@@ -42,20 +30,13 @@ void check_group_size(std::int64_t columns, std::int64_t group_size, const std::
                 group_size, columns);
 }
 
-Int4Matrix quantize_rows(const QuantizeRows& rows, const std::string& place,
-                         QuantizationError& error) {
+Int4Matrix quantize_rows(const QuantizeRows& rows, const std::string& place) {
   check_group_size(rows.columns, rows.group_size, place);
   const auto num_values = static_cast<std::int64_t>(rows.values.size());
   check(rows.columns > 0 && num_values % rows.columns == 0, "{} values in rows of {}", num_values,
         rows.columns);
   check_finite(rows, place);
-  Int4Matrix matrix = quantize_int4(rows.values, rows.columns, rows.group_size, DType::kBFloat16);
-  std::vector<float> quantized(rows.values.size());
-  dequantize_int4(matrix.words, matrix.scales, rows.group_size, quantized);
-  for (std::size_t i = 0; i < quantized.size(); ++i) {
-    error.add(rows.values[i], quantized[i]);
-  }
-  return matrix;
+  return quantize_int4(rows.values, rows.columns, rows.group_size, DType::kBFloat16);
 }
 
 }  // namespace kdtree

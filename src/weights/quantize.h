@@ -9,25 +9,11 @@
 
 namespace kdtree {
 
-// How far the quantised rows of one matrix lie from their originals. Sums run in the order of the
-// calls, in double: equal calls give equal bits.
-class QuantizationError {
- public:
-  void add(float original, float quantized);
-  // ||original - quantized|| / ||original|| (Frobenius); 0 if both are zero.
-  double relative_frobenius() const;
-  double max_abs() const { return max_abs_; }
-
- private:
-  double error_squares_ = 0;
-  double original_squares_ = 0;
-  double max_abs_ = 0;
-};
-
-// Whole rows of a row-major matrix.
+// Rows of a row-major matrix, or a part of one row.
 struct QuantizeRows {
   std::span<const float> values;  // [count, columns]
-  std::int64_t first_row = 0;     // of the matrix, for error messages
+  std::int64_t first_row = 0;     // in the matrix, for error messages; first_column too
+  std::int64_t first_column = 0;
   std::int64_t columns = 0;
   std::int64_t group_size = 0;  // along the columns
 };
@@ -36,10 +22,9 @@ struct QuantizeRows {
 // multiple of 8 that divides `columns`.
 void check_group_size(std::int64_t columns, std::int64_t group_size, const std::string& place);
 
-// The rows as quantize_int4() rounds them, with BF16 scales; what is lost is added to `error`.
+// The rows as quantize_int4() rounds them, with BF16 scales.
 // Rows are independent of each other: any division into calls gives the same words and scales.
 // InputError as check_group_size, or for a NaN or an infinity, with its row and column.
-Int4Matrix quantize_rows(const QuantizeRows& rows, const std::string& place,
-                         QuantizationError& error);
+Int4Matrix quantize_rows(const QuantizeRows& rows, const std::string& place);
 
 }  // namespace kdtree

@@ -87,33 +87,33 @@ LoadOptions load_options(const RunConfig& config) {
   return load;
 }
 
-// `text` is there for all but ids.
+// job.text is there for all but ids.
 std::vector<std::int32_t> prompt_tokens(const RunConfig& config, const PromptInput& prompt,
-                                        const TextModel* text, const TargetCheckpoint& target) {
+                                        const Job& job) {
   switch (prompt.kind) {
     case PromptInput::Kind::kIds:
       return prompt.ids;
     case PromptInput::Kind::kText:
-      return text->encode_prompt(prompt.text, prompt.origin, config.parse_special);
+      return job.text->encode_prompt(prompt.text, prompt.origin, config.parse_special);
     case PromptInput::Kind::kChat: {
       const Chat chat =
           parse_chat(prompt.text.empty() ? read_ordered_json_file(prompt.origin)
                                          : parse_ordered_json(prompt.text, prompt.origin),
                      prompt.origin);
-      return text->encode_conversation(chat, choose_chat_template(config.chat_template, target),
-                                       config.thinking == "on");
+      return job.text->encode_conversation(
+          chat, choose_chat_template(config.chat_template, job.source.target),
+          config.thinking == "on");
     }
   }
   fail("an unknown kind of prompt");
 }
 
-std::vector<Request> make_requests(const RunConfig& config,
-                                   const std::optional<GoldenCases>& golden,
-                                   const std::vector<PromptInput>& prompts, const TextModel* text,
-                                   const TargetCheckpoint& target) {
+// Of the job's goldens if it has any, else of the prompts.
+std::vector<Request> make_requests(const RunConfig& config, const std::vector<PromptInput>& prompts,
+                                   const Job& job) {
   std::vector<Request> requests;
-  if (golden) {
-    for (const GoldenCase& golden_case : golden->cases) {
+  if (job.golden) {
+    for (const GoldenCase& golden_case : job.golden->cases) {
       requests.push_back(
           {.prompt_ids = golden_case.prompt_ids,
            .max_new_tokens = static_cast<std::int64_t>(golden_case.greedy_ids.size()),
@@ -122,7 +122,7 @@ std::vector<Request> make_requests(const RunConfig& config,
     return requests;
   }
   for (const PromptInput& prompt : prompts) {
-    requests.push_back({.prompt_ids = prompt_tokens(config, prompt, text, target),
+    requests.push_back({.prompt_ids = prompt_tokens(config, prompt, job),
                         .max_new_tokens = config.max_new_tokens,
                         .ignore_eos = config.ignore_eos});
   }
@@ -206,8 +206,7 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
       job.text.emplace(config.model, config.tokenizer, model);
     }
     add_end_tokens(config.model, job.text ? &*job.text : nullptr, job.source.target.config);
-    job.requests = make_requests(config, job.golden, prompts, job.text ? &*job.text : nullptr,
-                                 job.source.target);
+    job.requests = make_requests(config, prompts, job);
   }
   return job;
 }
@@ -288,12 +287,12 @@ std::int64_t decode(const Job& job, const RunFacts& facts, bool json, Engine& en
   }
   const auto show = [&](const Result& result) {
     std::optional<std::string> text;
-    if (job.text) {
+    if (job.text && !stream) {  // else it was written as it came
       text = job.text->decode(result.output_ids, job.source.target.config.eos_token_ids);
     }
     if (json) {
       write_stdout(result_json(result, facts, text).dump() + "\n");
-    } else if (text) {
+    } else if (job.text) {
       write_stdout(stream ? "\n" : fmt::format("prompt {}: {}\n", result.index, *text));
       spdlog::info("prompt {}: {} tokens ({}), {}", result.index, result.output_ids.size(),
                    stop_reason_name(result.stop_reason), statistics_text(result));

@@ -37,8 +37,7 @@ class Segments {
   std::vector<ChatSegment> segments_;
 };
 
-// --- Kimi
-// ------------------------------------------------------------------------------------------
+// Kimi.
 
 void add_kimi_message(const ChatMessage& message, bool with_think, bool with_reasoning,
                       Segments& segments) {
@@ -94,8 +93,7 @@ std::vector<ChatSegment> render_kimi(bool with_think, const Chat& chat, bool thi
   return segments.take();
 }
 
-// --- DeepSeek
-// --------------------------------------------------------------------------------------
+// DeepSeek.
 
 constexpr std::string_view kBegin = "<｜begin▁of▁sentence｜>";
 constexpr std::string_view kEnd = "<｜end▁of▁sentence｜>";
@@ -196,8 +194,7 @@ std::vector<ChatSegment> render_deepseek(bool reasons, const Chat& chat) {
   return state.finish(reasons);
 }
 
-// --- Messages
-// --------------------------------------------------------------------------------------
+// Messages.
 
 std::string text_or_empty(const JsonPlace& place, std::string_view key) {
   const auto found = place.find(key);

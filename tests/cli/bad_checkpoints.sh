@@ -77,14 +77,10 @@ CASES
 
 # --- Drafters -------------------------------------------------------------------------------------
 
-refused 0 "draft_dflash2/config.json: key 'architectures' is [\"DFlash2DraftModel\"], expected" \
-  generate --model "$target" --draft draft_dflash2 "${prompt[@]}"
-refused 0 "draft_domino/config.json: key 'architectures' is [\"DominoDraftModel\"], expected" \
-  generate --model "$target" --draft draft_domino "${prompt[@]}"
 not_dflash='drafter, which is not supported; DFlash ones are'
-refused 0 "expected [\"DFlashDraftModel\"]: this is a DFlash2 $not_dflash" \
+refused 0 "draft_dflash2/config.json: key 'architectures' is [\"DFlash2DraftModel\"], expected [\"DFlashDraftModel\"]: this is a DFlash2 $not_dflash" \
   generate --model "$target" --draft draft_dflash2 "${prompt[@]}"
-refused 0 "expected [\"DFlashDraftModel\"]: this is a Domino $not_dflash" \
+refused 0 "draft_domino/config.json: key 'architectures' is [\"DominoDraftModel\"], expected [\"DFlashDraftModel\"]: this is a Domino $not_dflash" \
   generate --model "$target" --draft draft_domino "${prompt[@]}"
 refused 3 "this is a Domino $not_dflash" \
   generate --model "$target" --draft draft_domino "${prompt[@]}"

@@ -266,6 +266,30 @@ TEST_F(EngineScheduler, EmptySlotsAndPathsWithoutARootAreErrors) {
       Error);
 }
 
+// The prompt's token, then what each step added; what the limit cuts off is not told.
+TEST_F(EngineScheduler, TellsTheTokensOfEachStep) {
+  add_request(1, 4);
+  std::vector<Ids> told;
+  std::vector<bool> finished;
+  Scheduler scheduler(
+      {.num_slots = 1, .max_context = kWide, .eos_token_ids = {}}, requests_,
+      [this](Result result) { results_.push_back(std::move(result)); },
+      [&](const TokenUpdate& update) {
+        EXPECT_EQ(update.index, 0);
+        told.emplace_back(update.tokens.begin(), update.tokens.end());
+        finished.push_back(update.finished);
+      });
+  expect_prefill(scheduler, 0, 0);
+  EXPECT_FALSE(scheduler.start_sequence(0, 10, kClear, {}));
+  EXPECT_FALSE(advance(scheduler, 0, {5}, 6));
+  EXPECT_TRUE(advance(scheduler, 0, {7, 8}, 9));
+  EXPECT_EQ(told, (std::vector<Ids>{{10}, {5, 6}, {7}}));
+  EXPECT_EQ(finished, (std::vector<bool>{false, false, true}));
+  EXPECT_EQ(next(scheduler), NextAction::kStop);
+  ASSERT_EQ(results_.size(), 1U);
+  EXPECT_EQ(results_[0].output_ids, (Ids{10, 5, 6, 7}));
+}
+
 // A token is chosen at the node before it; what the limit cuts off is not counted.
 TEST_F(EngineScheduler, NearTiesNameTheOutputTokensChosenByThem) {
   constexpr ChoiceLogits kClose = {.best = 8, .second = 7.95F};

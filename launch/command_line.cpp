@@ -193,9 +193,14 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_path(*generate, "--config", toml,
            "TOML file with these flags as keys; the command line wins");
   add_generate_options(*generate, command.generate);
+  CLI::App* convert = app.add_subcommand(
+      "convert", "Turn a directory into a bundle or back, round to INT4, or shard for ranks");
+  add_convert_options(*convert, command.convert);
   CLI::App* inspect = app.add_subcommand("inspect", "Show what a checkpoint holds");
   add_path(*inspect, "--model", command.inspect.model,
            "KDTR bundle, or directory of a target or a drafter (required)");
+  inspect->add_flag("--verify", command.inspect.verify,
+                    "Read all tensors of a bundle and check them against their checksums");
   add_choice(*inspect, "--output-format", command.inspect.output_format, {"text", "json"},
              "What stdout carries");
   CLI::App* plan = app.add_subcommand(
@@ -227,6 +232,11 @@ Command parse_command_line(int argc, const char* const* argv) {
   if (inspect->parsed()) {
     command.kind = Command::Kind::kInspect;
     require_option(command.inspect.model, "--model");
+    return command;
+  }
+  if (convert->parsed()) {
+    command.kind = Command::Kind::kConvert;
+    command.convert.check();
     return command;
   }
   if (plan->parsed()) {

@@ -7,21 +7,24 @@
 
 #include "bench_options.h"
 #include "config/run_config.h"
+#include "convert_options.h"
 #include "plan_options.h"
 
 namespace kdtree {
 
 struct InspectOptions {
   std::string model;
+  bool verify = false;
   std::string output_format = "text";
 };
 
 // What the command line asks for; exactly one of the subcommands, or a text to print.
 struct Command {
-  enum class Kind : std::uint8_t { kPrint, kGenerate, kInspect, kBenchKernels, kPlan };
+  enum class Kind : std::uint8_t { kPrint, kGenerate, kConvert, kInspect, kBenchKernels, kPlan };
   Kind kind = Kind::kPrint;
   std::string text;  // kPrint: help or version
   RunConfig generate;
+  ConvertCommand convert;
   InspectOptions inspect;
   BenchKernelsOptions bench_kernels;
   PlanOptions plan;

@@ -10,6 +10,7 @@ namespace kdtree {
 
 int run_generate(const RunConfig& config, ProcessGroup& group);
 int run_inspect(const InspectOptions& options, ProcessGroup& group);
+int run_convert(const ConvertCommand& command, ProcessGroup& group);
 int run_plan(const PlanOptions& options, ProcessGroup& group);
 int run_bench_kernels(const BenchKernelsOptions& options, ProcessGroup& group);
 

@@ -17,6 +17,7 @@
 #include "ranks.h"
 #include "result_output.h"
 #include "text_output.h"
+#include "weights/container.h"
 #include "weights/random_checkpoint.h"
 
 namespace kdtree {
@@ -36,11 +37,19 @@ struct Job {
   std::string weights;
 };
 
-ModelSource open_source(const RunConfig& config) {
+// The model's files beside its tensors. A config alone, for random weights, has none.
+ModelFileFinder files_of(const RunConfig& config) {
+  if (config.weights == "random" && !is_directory(config.model)) {
+    return [](const std::string&) { return std::nullopt; };
+  }
+  return model_files(config.model);
+}
+
+ModelSource open_source(const RunConfig& config, const ShardOf& reader) {
   const bool random = config.weights == "random";
   const auto seed = static_cast<std::uint64_t>(config.weights_seed);
   ModelSource source{
-      .target = random ? random_target(config.model, seed) : open_target(config.model),
+      .target = random ? random_target(config.model, seed) : open_target(config.model, reader),
       .drafter = std::nullopt};
   if (config.mode == "plain") {
     require_input(config.draft_rope_amplitude == "auto",
@@ -49,9 +58,10 @@ ModelSource open_source(const RunConfig& config) {
     return source;
   }
   if (!config.draft.empty()) {
-    source.drafter = random ? random_drafter(config.draft, seed) : open_drafter(config.draft);
+    source.drafter =
+        random ? random_drafter(config.draft, seed) : open_drafter(config.draft, reader);
   } else if (!random && holds_drafter(config.model)) {
-    source.drafter = open_drafter(config.model);
+    source.drafter = open_drafter(config.model, reader);
   }
   require_input(source.drafter || config.mode == "auto",
                 "--mode {} needs a drafter, and {} holds none: give --draft, or --mode plain",
@@ -163,7 +173,7 @@ std::int64_t max_context(const RunConfig& config, const ModelConfig& model,
 
 Job plan_job(const RunConfig& config, const ProcessGroup& group) {
   Job job;
-  job.source = open_source(config);
+  job.source = open_source(config, {.rank = group.rank(), .ranks = group.world_size()});
   job.load = load_options(config);
   const bool quantized = config.weights != "original" && holds_quantized(job.source.target);
   job.weights = config.weights == "random" || config.weights == "int4" ? config.weights
@@ -202,10 +212,13 @@ Job plan_job(const RunConfig& config, const ProcessGroup& group) {
     const bool has_text = std::any_of(prompts.begin(), prompts.end(), [](const auto& prompt) {
       return prompt.kind != PromptInput::Kind::kIds;
     });
+    const ModelFileFinder files = files_of(config);
     if (has_text || !config.tokenizer.empty()) {
-      job.text.emplace(config.model, config.tokenizer, model);
+      const TokenizerSource source{
+          .model = config.model, .files = files, .chosen = config.tokenizer};
+      job.text.emplace(source, model);
     }
-    add_end_tokens(config.model, job.text ? &*job.text : nullptr, job.source.target.config);
+    add_end_tokens(files, job.text ? &*job.text : nullptr, job.source.target.config);
     job.requests = make_requests(config, prompts, job);
   }
   return job;

@@ -10,6 +10,9 @@
 #include "core/log.h"
 #include "result_output.h"
 #include "weights/checkpoint.h"
+#include "weights/container.h"
+#include "weights/kdtr.h"
+#include "weights/region_reader.h"
 
 namespace kdtree {
 
@@ -68,8 +71,50 @@ Json goldens_json(const nlohmann::json& goldens) {
   return result;
 }
 
-Json inspect(const std::string& path) {
+// Of a bundle or a shard: the files that it holds beside tensors, and what it is a part of.
+Json bundle_json(const Container& bundle) {
+  Json files = Json::array();
+  const std::string_view prefix = kFilesPrefix;
+  for (const auto& [name, raw] : bundle.files.front().tensors) {
+    if (name.starts_with(prefix)) {
+      files.push_back({{"name", name.substr(prefix.size())}, {"bytes", raw.bytes}});
+    }
+  }
+  Json json = {{"files", files}};
+  if (bundle.shard) {
+    json["shard"] = {{"rank", bundle.shard->rank}, {"ranks", bundle.shard->ranks}};
+  }
+  return json;
+}
+
+// Reads all tensors of a bundle. InputError for the first one whose checksum is wrong.
+Json verify(const Container& container) {
+  constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+  require_input(container.is_bundle, "--verify: {} is a directory: safetensors have no checksums",
+                container.path);
+  FileSet files;
+  std::int64_t bytes = 0;
+  std::int64_t count = 0;
+  for (const auto& [name, raw] : container.files.front().tensors) {
+    const StoredTensor tensor = stored_bytes(container.path, name, raw);
+    files.open(&tensor);
+    verify_tensor(files, tensor, kPieceBytes);
+    bytes += raw.bytes;
+    ++count;
+  }
+  return {{"tensors", count}, {"bytes", bytes}};
+}
+
+Json inspect(const InspectOptions& options) {
+  const std::string& path = options.model;
   Json json = {{"path", path}};
+  if (options.verify || !is_model_directory(path)) {
+    const Container container = read_container(path, std::nullopt);
+    if (options.verify) {
+      json["verified"] = verify(container);
+    }
+    json["bundle"] = bundle_json(container);
+  }
   if (std::filesystem::is_directory(path) && is_drafter_directory(path)) {
     const DrafterCheckpoint drafter = open_drafter(path);
     json["drafter"] = {{"config", Json(drafter.config_json)},
@@ -122,6 +167,21 @@ std::string inspect_text(const Json& json) {
   if (json.contains("drafter")) {
     text += part_text("drafter", json["drafter"]);
   }
+  if (json.contains("bundle")) {
+    for (const Json& file : json["bundle"]["files"]) {
+      text += fmt::format("file {}: {} bytes\n", file["name"].get<std::string>(),
+                          file["bytes"].dump());
+    }
+    if (json["bundle"].contains("shard")) {
+      const Json& shard = json["bundle"]["shard"];
+      text += fmt::format("shard: what rank {} of {} reads\n", shard["rank"].dump(),
+                          shard["ranks"].dump());
+    }
+  }
+  if (json.contains("verified")) {
+    text += fmt::format("checksums of {} tensors, {} bytes: right\n",
+                        json["verified"]["tensors"].dump(), json["verified"]["bytes"].dump());
+  }
   return text;
 }
 
@@ -131,7 +191,7 @@ int run_inspect(const InspectOptions& options, ProcessGroup& group) {
   run_together(group, [&] {
     init_logging("info", group.rank(), group.world_size());
     if (group.rank() == 0) {
-      const Json json = inspect(options.model);
+      const Json json = inspect(options);
       // A path may hold bytes that are no UTF-8.
       write_stdout(options.output_format == "json"
                        ? json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"

@@ -17,6 +17,8 @@ int run_subcommand(const Command& command, ProcessGroup& group) {
   switch (command.kind) {
     case Command::Kind::kInspect:
       return run_inspect(command.inspect, group);
+    case Command::Kind::kConvert:
+      return run_convert(command.convert, group);
     case Command::Kind::kPlan:
       return run_plan(command.plan, group);
     case Command::Kind::kBenchKernels:

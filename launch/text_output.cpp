@@ -1,7 +1,6 @@
 #include "text_output.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/check.h"
 #include "core/json_text.h"
@@ -26,8 +25,9 @@ void add_end(std::int64_t id, ModelConfig& config) {
   }
 }
 
-void add_from_generation_config(const std::string& file, ModelConfig& config) {
-  const nlohmann::json json = read_json_file(file);
+void add_from_generation_config(const NamedText& text, ModelConfig& config) {
+  const std::string& file = text.origin;
+  const nlohmann::json json = parse_json(text.content, file);
   require_input(json.is_object(), "{}: is {}, expected an object", file, describe_json(json));
   const auto entry = json.find("eos_token_id");
   if (entry == json.end() || entry->is_null()) {
@@ -44,25 +44,22 @@ void add_from_generation_config(const std::string& file, ModelConfig& config) {
   }
 }
 
-}  // namespace
-
-std::string find_tokenizer(const std::string& model, const std::string& chosen) {
-  if (!chosen.empty()) {
-    return chosen;
-  }
-  std::error_code ignored;
-  require_input(std::filesystem::is_directory(model, ignored),
-                "{}: holds no tokenizer: give --tokenizer, a directory or a file", model);
-  return model;
+Tokenizer load_own(const TokenizerSource& source) {
+  require_input(source.files("tiktoken.model") || source.files("tokenizer.json"),
+                "{}: holds no tokenizer: give --tokenizer, a directory or a file", source.model);
+  return load_tokenizer(source.files, source.model);
 }
 
-TextModel::TextModel(const std::string& model, const std::string& chosen, const ModelConfig& config)
-    : tokenizer_(load_tokenizer(find_tokenizer(model, chosen))) {
+}  // namespace
+
+TextModel::TextModel(const TokenizerSource& source, const ModelConfig& config)
+    : tokenizer_(source.chosen.empty() ? load_own(source) : load_tokenizer(source.chosen)) {
   require_input(tokenizer_.vocab_size() <= config.vocab_size,
                 "{}: its ids go up to {}, but {} has vocab_size {}: expected a tokenizer of this "
                 "model",
-                tokenizer_.origin(), tokenizer_.vocab_size() - 1, model, config.vocab_size);
-  const std::string begin = load_bos_text(find_tokenizer(model, chosen));
+                tokenizer_.origin(), tokenizer_.vocab_size() - 1, source.model, config.vocab_size);
+  const std::string begin =
+      source.chosen.empty() ? load_bos_text(source.files) : load_bos_text(source.chosen);
   if (!begin.empty()) {
     const std::vector<std::string> texts = {begin};
     begin_ids_ = tokenizer_.added_ids(texts);
@@ -126,11 +123,9 @@ std::string TextStream::push(const TokenUpdate& update) {
   return update.finished ? text + decoder_.finish() : text;
 }
 
-void add_end_tokens(const std::string& model, const TextModel* text, ModelConfig& config) {
-  const std::filesystem::path file = std::filesystem::path(model) / "generation_config.json";
-  std::error_code ignored;
-  if (std::filesystem::exists(file, ignored)) {
-    add_from_generation_config(file.string(), config);
+void add_end_tokens(const ModelFileFinder& files, const TextModel* text, ModelConfig& config) {
+  if (const auto file = files("generation_config.json")) {
+    add_from_generation_config(*file, config);
   }
   if (text == nullptr) {
     return;

@@ -17,15 +17,20 @@
 
 namespace kdtree {
 
-// Where the tokenizer of the checkpoint `model` is: `chosen` (--tokenizer) if it is not empty, else
-// the checkpoint's directory. InputError if there is none: a KDTR bundle holds no tokenizer.
-std::string find_tokenizer(const std::string& model, const std::string& chosen);
+// The model's tokenizer and the text that begins its prompts.
+struct TokenizerSource {
+  // The directory or file `chosen` (--tokenizer) if it is not empty, else the model's own `files`.
+  // `model` is named in errors.
+  std::string model;
+  ModelFileFinder files;
+  std::string chosen;
+};
 
 class TextModel {
  public:
-  // Loads the tokenizer that find_tokenizer finds. InputError if it is malformed, or has ids that
-  // the embedding of `config` has no row for.
-  TextModel(const std::string& model, const std::string& chosen, const ModelConfig& config);
+  // InputError if there is no tokenizer, if it is malformed, or if it has ids that the embedding of
+  // `config` has no row for.
+  TextModel(const TokenizerSource& source, const ModelConfig& config);
 
   // The ids of a text, behind the begin token where the tokenizer asks for one. InputError begins
   // with `origin`: a text without tokens, or not valid UTF-8.
@@ -67,9 +72,9 @@ class TextStream {
   std::vector<std::int64_t> end_ids_;
 };
 
-// Adds to config.eos_token_ids what else ends a turn: eos_token_id of generation_config.json in the
-// directory `model`, if it is there, and the end tokens that `text` (may be null) has by name.
+// Adds to config.eos_token_ids what else ends a turn: eos_token_id of the model's
+// generation_config.json, if it has one, and the end tokens that `text` (may be null) has by name.
 // InputError for an eos_token_id that is neither an id nor a list of ids.
-void add_end_tokens(const std::string& model, const TextModel* text, ModelConfig& config);
+void add_end_tokens(const ModelFileFinder& files, const TextModel* text, ModelConfig& config);
 
 }  // namespace kdtree

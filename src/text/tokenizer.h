@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,13 +76,21 @@ Tokenizer parse_tiktoken(const NamedText& ranks, const NamedText& config);
 // malformed or not supported.
 Tokenizer parse_tokenizer_json(const NamedText& file);
 
-// From a model's directory: tiktoken.model with tokenizer_config.json, else tokenizer.json; or from
-// one of these files (*.model has its tokenizer_config.json beside it). InputError names the file.
+// A model's file by its name ("tokenizer.json"); none if it has no such file. InputError if the
+// file cannot be read.
+using ModelFileFinder = std::function<std::optional<NamedText>(const std::string& name)>;
+
+// From a model's files: tiktoken.model with tokenizer_config.json, else tokenizer.json. InputError
+// names the file, or `origin`, which is what the user named, if there is none of them.
+Tokenizer load_tokenizer(const ModelFileFinder& find, const std::string& origin);
+// From a directory of such files, or from one of them (*.model has its tokenizer_config.json
+// beside it).
 Tokenizer load_tokenizer(const std::string& path);
 
-// The text that begins every prompt: bos_token of the tokenizer_config.json in the directory
-// `path`, or beside the file `path`, if its add_bos_token is true; empty otherwise. InputError for
-// a malformed file.
+// The text that begins every prompt: bos_token of tokenizer_config.json, if its add_bos_token is
+// true; empty otherwise. InputError for a malformed file.
+std::string load_bos_text(const ModelFileFinder& find);
+// Of the directory `path`, or of the directory of the file `path`.
 std::string load_bos_text(const std::string& path);
 
 }  // namespace kdtree

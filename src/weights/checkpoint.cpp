@@ -4,7 +4,7 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <set>
+#include <limits>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,10 +13,10 @@
 #include "config/config_sections.h"
 #include "core/check.h"
 #include "core/json_text.h"
+#include "weights/container.h"
 #include "weights/file.h"
 #include "weights/kdtr.h"
 #include "weights/raw_tensor.h"
-#include "weights/safetensors.h"
 
 namespace kdtree {
 
@@ -24,87 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kConfigName = "config.json";
-constexpr const char* kSingleName = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr std::string_view kModelPrefix = "model.";
-
-// The tensors of one file, under the names that it uses.
-struct FileTable {
-  std::string file;
-  RawTable tensors;
-};
-
-bool is_directory(const std::string& path) {
-  std::error_code status;
-  const fs::file_status found = fs::status(path, status);
-  require_input(fs::exists(found), "{}: no such file or directory", path);
-  return fs::is_directory(found);
-}
-
-std::map<std::string, std::string> read_index(const std::string& path) {
-  const nlohmann::json json = read_json_file(path);
-  const ConfigReader index(json, path);
-  const nlohmann::json* map = index.find("weight_map");
-  index.require(map != nullptr && map->is_object(), "weight_map", "an object");
-  std::map<std::string, std::string> file_of;
-  for (const auto& [name, file] : map->items()) {
-    require_input(file.is_string(), "{}: weight_map[{}] is {}, expected a file name", path,
-                  describe_json(name), describe_json(file));
-    const auto& text = file.get_ref<const std::string&>();
-    const bool plain = !text.empty() && text != "." && text != ".." &&
-                       text.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
-    require_input(plain, "{}: weight_map[{}] is {}, expected the name of a file beside it", path,
-                  describe_json(name), describe_json(file));
-    file_of.emplace(name, text);
-  }
-  return file_of;
-}
-
-std::vector<FileTable> read_shards(const std::string& directory, const std::string& index_path) {
-  const auto file_of = read_index(index_path);
-  std::map<std::string, RawTable> shards;
-  for (const auto& [name, file] : file_of) {
-    if (shards.contains(file)) {
-      continue;
-    }
-    const std::string path = (fs::path(directory) / file).string();
-    require_input(fs::exists(path), "{}: no such file; {} places {} in it", path, index_path,
-                  describe_json(name));
-    shards.emplace(file, read_safetensors_header(path));
-  }
-  for (const auto& [file, table] : shards) {
-    for (const auto& [name, tensor] : table) {
-      const auto entry = file_of.find(name);
-      const std::string path = (fs::path(directory) / file).string();
-      require_input(entry != file_of.end(), "{} is not in {}", tensor_place(path, name),
-                    index_path);
-      require_input(entry->second == file, "{} is a second copy: {} places it in {}",
-                    tensor_place(path, name), index_path, entry->second);
-    }
-  }
-  for (const auto& [name, file] : file_of) {
-    require_input(shards.at(file).contains(name), "{} is missing, although {} places it there",
-                  tensor_place((fs::path(directory) / file).string(), name), index_path);
-  }
-  std::vector<FileTable> tables;
-  tables.reserve(shards.size());
-  for (auto& [file, table] : shards) {
-    tables.push_back({(fs::path(directory) / file).string(), std::move(table)});
-  }
-  return tables;
-}
-
-std::vector<FileTable> read_directory(const std::string& directory) {
-  const std::string single = (fs::path(directory) / kSingleName).string();
-  const std::string index = (fs::path(directory) / kIndexName).string();
-  if (fs::exists(single)) {
-    return {{single, read_safetensors_header(single)}};
-  }
-  require_input(fs::exists(index), "{}: holds neither {} nor {}", directory, kSingleName,
-                kIndexName);
-  return read_shards(directory, index);
-}
 
 nlohmann::json read_directory_config(const std::string& directory, std::string& config_path) {
   config_path = (fs::path(directory) / kConfigName).string();
@@ -123,11 +43,6 @@ bool is_later_layer(std::string_view name, std::int64_t num_hidden_layers) {
   const auto [end, error] = std::from_chars(begin, name.data() + name.size(), layer);
   return error == std::errc() && end != name.data() + name.size() && *end == '.' &&
          layer >= num_hidden_layers;
-}
-
-bool is_ignored(std::string_view name, std::int64_t num_hidden_layers) {
-  return name.starts_with("vision_tower.") || name.starts_with("mm_projector.") ||
-         name.ends_with(".rotary_emb.inv_freq") || is_later_layer(name, num_hidden_layers);
 }
 
 std::string_view without_prefix(std::string_view name, std::string_view prefix) {
@@ -193,59 +108,61 @@ const nlohmann::json* bundle_config(const nlohmann::json& bundle, const std::str
   return config;
 }
 
-// The tensors of one part, without the drafter's prefix.
+// The tensors of one part, without the drafter's prefix and without files.
 RawTable part_of(const RawTable& tensors, bool drafter) {
   const std::string_view prefix = kDrafterPrefix;
   RawTable part;
   for (const auto& [name, raw] : tensors) {
-    if (name.starts_with(prefix) == drafter) {
+    if (name.starts_with(prefix) == drafter && !name.starts_with(kFilesPrefix)) {
       part.emplace(drafter ? name.substr(prefix.size()) : name, raw);
     }
   }
   return part;
 }
 
-void check_no_stray_part(const KdtrHeader& header, const std::string& path, const char* part,
-                         bool drafter) {
-  if (bundle_config(header.json, path, part) == nullptr) {
-    const RawTable stray = part_of(header.tensors, drafter);
-    require_input(stray.empty(), "{}: tensors of the {} ('{}{}', ...) but no {}.config", path, part,
-                  drafter ? kDrafterPrefix : "", stray.empty() ? "" : stray.begin()->first, part);
+void check_no_stray_part(const Container& bundle, const char* part, bool drafter) {
+  if (bundle_config(bundle.header, bundle.path, part) == nullptr) {
+    const RawTable stray = part_of(bundle.files.front().tensors, drafter);
+    require_input(stray.empty(), "{}: tensors of the {} ('{}{}', ...) but no {}.config",
+                  bundle.path, part, drafter ? kDrafterPrefix : "",
+                  stray.empty() ? "" : stray.begin()->first, part);
   }
 }
 
-TargetCheckpoint open_bundle_target(const std::string& path) {
-  KdtrHeader header = read_kdtr_header(path);
-  const nlohmann::json* config = bundle_config(header.json, path, "target");
+TargetCheckpoint bundle_target(const Container& bundle) {
+  const std::string& path = bundle.path;
+  const nlohmann::json* config = bundle_config(bundle.header, path, "target");
   require_input(config != nullptr, "{}: the bundle holds no target model", path);
-  check_no_stray_part(header, path, "drafter", true);
+  check_no_stray_part(bundle, "drafter", true);
   TargetCheckpoint checkpoint{.origin = path,
                               .config = parse_model_config(*config, path + " (target.config)"),
                               .tensors = {},
                               .goldens = nullptr,
-                              .config_json = *config};
-  apply_bundle_quantization(header.json, path, checkpoint.config.quantization);
-  checkpoint.tensors =
-      canonical_table({{path, part_of(header.tensors, false)}}, checkpoint.config.tensor_prefix,
-                      checkpoint.config.num_hidden_layers);
-  if (const auto goldens = header.json.find("goldens"); goldens != header.json.end()) {
-    checkpoint.goldens = std::move(*goldens);
+                              .config_json = *config,
+                              .shard = bundle.shard};
+  apply_bundle_quantization(bundle.header, path, checkpoint.config.quantization);
+  checkpoint.tensors = canonical_table({{path, part_of(bundle.files.front().tensors, false)}},
+                                       checkpoint.config.tensor_prefix,
+                                       checkpoint.config.num_hidden_layers);
+  if (const auto goldens = bundle.header.find("goldens"); goldens != bundle.header.end()) {
+    checkpoint.goldens = *goldens;
   }
   return checkpoint;
 }
 
-DrafterCheckpoint open_bundle_drafter(const std::string& path) {
-  const KdtrHeader header = read_kdtr_header(path);
-  const nlohmann::json* config = bundle_config(header.json, path, "drafter");
+DrafterCheckpoint bundle_drafter(const Container& bundle) {
+  const std::string& path = bundle.path;
+  const nlohmann::json* config = bundle_config(bundle.header, path, "drafter");
   require_input(config != nullptr, "{}: the bundle holds no drafter", path);
-  check_no_stray_part(header, path, "target", false);
+  check_no_stray_part(bundle, "target", false);
   DrafterCheckpoint checkpoint{.origin = path,
                                .name_prefix = kDrafterPrefix,
                                .config = parse_drafter_config(*config, path + " (drafter.config)"),
                                .tensors = {},
-                               .config_json = *config};
-  apply_bundle_quantization(header.json, path, checkpoint.config.quantization);
-  for (const auto& [name, raw] : part_of(header.tensors, true)) {
+                               .config_json = *config,
+                               .shard = bundle.shard};
+  apply_bundle_quantization(bundle.header, path, checkpoint.config.quantization);
+  for (const auto& [name, raw] : part_of(bundle.files.front().tensors, true)) {
     checkpoint.tensors.emplace(name, to_stored(path, kDrafterPrefix + name, raw));
   }
   return checkpoint;
@@ -253,17 +170,22 @@ DrafterCheckpoint open_bundle_drafter(const std::string& path) {
 
 }  // namespace
 
-TargetCheckpoint open_target(const std::string& path) {
+bool is_ignored(std::string_view name, std::int64_t num_hidden_layers) {
+  return name.starts_with("vision_tower.") || name.starts_with("mm_projector.") ||
+         name.ends_with(".rotary_emb.inv_freq") || is_later_layer(name, num_hidden_layers);
+}
+
+TargetCheckpoint open_target(const Container& container) {
   TargetCheckpoint checkpoint;
-  if (is_directory(path)) {
-    std::string config_path;
-    checkpoint.origin = path;
-    checkpoint.config_json = read_directory_config(path, config_path);
-    checkpoint.config = parse_model_config(checkpoint.config_json, config_path);
-    checkpoint.tensors = canonical_table(read_directory(path), checkpoint.config.tensor_prefix,
-                                         checkpoint.config.num_hidden_layers);
+  if (container.is_bundle) {
+    checkpoint = bundle_target(container);
   } else {
-    checkpoint = open_bundle_target(path);
+    std::string config_path;
+    checkpoint.origin = container.path;
+    checkpoint.config_json = read_directory_config(container.path, config_path);
+    checkpoint.config = parse_model_config(checkpoint.config_json, config_path);
+    checkpoint.tensors = canonical_table(container.files, checkpoint.config.tensor_prefix,
+                                         checkpoint.config.num_hidden_layers);
   }
   if (checkpoint.config.quantization) {
     checkpoint.config.quantization->mlp_is_packed = has_packed_mlp(checkpoint.tensors);
@@ -271,27 +193,56 @@ TargetCheckpoint open_target(const std::string& path) {
   return checkpoint;
 }
 
-DrafterCheckpoint open_drafter(const std::string& path) {
-  DrafterCheckpoint checkpoint;
-  if (is_directory(path)) {
+TargetCheckpoint open_target(const std::string& path, const std::optional<ShardOf>& reader) {
+  if (is_model_directory(path)) {
+    // The config's mistakes come before those of the tensors.
     std::string config_path;
-    checkpoint.origin = path;
-    checkpoint.config_json = read_directory_config(path, config_path);
-    checkpoint.config = parse_drafter_config(checkpoint.config_json, config_path);
-    checkpoint.tensors = canonical_table(read_directory(path), kModelPrefix,
-                                         std::numeric_limits<std::int64_t>::max());
+    const nlohmann::json config = read_directory_config(path, config_path);
+    parse_model_config(config, config_path);
+  }
+  return open_target(read_container(path, reader));
+}
+
+DrafterCheckpoint open_drafter(const Container& container) {
+  DrafterCheckpoint checkpoint;
+  if (container.is_bundle) {
+    checkpoint = bundle_drafter(container);
   } else {
-    checkpoint = open_bundle_drafter(path);
+    std::string config_path;
+    checkpoint.origin = container.path;
+    checkpoint.config_json = read_directory_config(container.path, config_path);
+    checkpoint.config = parse_drafter_config(checkpoint.config_json, config_path);
+    checkpoint.tensors = canonical_table(container.files, kModelPrefix,
+                                         std::numeric_limits<std::int64_t>::max());
   }
   if (checkpoint.config.quantization) {
     checkpoint.config.quantization->mlp_is_packed = has_packed_mlp(checkpoint.tensors);
   }
   return checkpoint;
+}
+
+DrafterCheckpoint open_drafter(const std::string& path, const std::optional<ShardOf>& reader) {
+  if (!is_model_directory(path)) {
+    return open_drafter(read_container(path, reader));
+  }
+  const std::string own = drafter_folder(path);
+  const std::string directory = fs::exists(fs::path(own) / kConfigName) ? own : path;
+  std::string config_path;
+  const nlohmann::json config = read_directory_config(directory, config_path);
+  parse_drafter_config(config, config_path);
+  return open_drafter(read_container(directory, reader));
+}
+
+std::string drafter_folder(const std::string& path) {
+  return (fs::path(path) / kDrafterFolder).string();
 }
 
 bool holds_drafter(const std::string& path) {
-  return !is_directory(path) &&
-         bundle_config(read_kdtr_header(path).json, path, "drafter") != nullptr;
+  if (is_model_directory(path)) {
+    return fs::exists(fs::path(drafter_folder(path)) / kConfigName);
+  }
+  const Container bundle = read_container(path, std::nullopt);
+  return bundle_config(bundle.header, bundle.path, "drafter") != nullptr;
 }
 
 void read_tensor_bytes(const StoredTensor& tensor, std::int64_t offset, std::int64_t bytes,

@@ -1,6 +1,7 @@
 #include "weights/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,17 +54,19 @@ void InputFile::read(std::int64_t offset, std::int64_t bytes, void* target) cons
   }
 }
 
-OutputFile::OutputFile(std::string path)
-    : path_(std::move(path)), temporary_(fmt::format("{}.partial-{}", path_, ::getpid())) {
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kFileMode);
-  check(descriptor_ >= 0, "{}: {}", temporary_, std::strerror(errno));
+OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
+  check(descriptor_ >= 0, "{}: {}", path_, std::strerror(errno));
 }
 
 OutputFile::~OutputFile() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
-    ::unlink(temporary_.c_str());
-  }
+  ::close(descriptor_);
+}
+
+std::int64_t OutputFile::size() const {
+  struct stat status {};
+  check(::fstat(descriptor_, &status) == 0, "{}: {}", path_, std::strerror(errno));
+  return status.st_size;
 }
 
 void OutputFile::write(std::int64_t offset, const void* data, std::int64_t bytes) {
@@ -74,19 +77,23 @@ void OutputFile::write(std::int64_t offset, const void* data, std::int64_t bytes
     if (done < 0 && errno == EINTR) {
       continue;
     }
-    check(done > 0, "{}: writing at byte {}: {}", temporary_, offset, std::strerror(errno));
+    check(done > 0, "{}: writing at byte {}: {}", path_, offset, std::strerror(errno));
     place += done;
     offset += done;
     bytes -= done;
   }
 }
 
-void OutputFile::finish(std::int64_t bytes) {
-  check(::ftruncate(descriptor_, bytes) == 0 && ::fsync(descriptor_) == 0, "{}: {}", temporary_,
-        std::strerror(errno));
-  check(::rename(temporary_.c_str(), path_.c_str()) == 0, "{} to {}: {}", temporary_, path_,
-        std::strerror(errno));
-  ::close(std::exchange(descriptor_, -1));
+void OutputFile::resize(std::int64_t bytes) {
+  check(::ftruncate(descriptor_, bytes) == 0, "{}: {}", path_, std::strerror(errno));
+}
+
+void OutputFile::sync() {
+  check(::fsync(descriptor_) == 0, "{}: {}", path_, std::strerror(errno));
+}
+
+bool OutputFile::lock() {
+  return ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
 }
 
 }  // namespace kdtree

@@ -1,5 +1,4 @@
-// Files: positioned reads that several threads may share, and writes that appear whole or not at
-// all.
+// Files: positioned reads and writes that several threads may share.
 #pragma once
 
 #include <cstdint>
@@ -28,24 +27,29 @@ class InputFile {
   std::int64_t size_ = 0;
 };
 
-// A file that is written under a temporary name beside its place and takes its own in finish();
-// without finish() nothing is left behind.
+// A file open for writing, and for reading back what was written.
 class OutputFile {
  public:
-  // Error if the temporary file cannot be made.
+  // Keeps what is there already. Error if it cannot be opened or made.
   explicit OutputFile(std::string path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile();
 
-  // Writes at `offset`; what lies between writes is zero. Error if that fails.
+  const std::string& path() const { return path_; }
+  std::int64_t size() const;
+  // Writes at `offset`; what lies between writes is zero. Safe from several threads. Error if that
+  // fails.
   void write(std::int64_t offset, const void* data, std::int64_t bytes);
-  // Cuts or extends with zeros to `bytes`, flushes to the disk and renames.
-  void finish(std::int64_t bytes);
+  // Cuts or extends with zeros to `bytes`.
+  void resize(std::int64_t bytes);
+  // Flushes to the disk.
+  void sync();
+  // For this process alone, as long as the file is open; false if another one has it.
+  bool lock();
 
  private:
   std::string path_;
-  std::string temporary_;
   int descriptor_ = -1;
 };
 

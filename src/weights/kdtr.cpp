@@ -105,6 +105,29 @@ std::int64_t read_integer(const nlohmann::json& entry, const char* key, const st
   return header_integer(*found, key, place);
 }
 
+std::vector<std::int64_t> read_pair(const nlohmann::json& slice, const char* key,
+                                    const std::string& place) {
+  const bool good = slice.is_object() && slice.contains(key) && slice[key].is_array() &&
+                    slice[key].size() == 2;
+  require_input(good, "{}: slice is {}, expected \"of\": [rows, columns] and \"first\": [row, "
+                "column]", place, describe_json(slice));
+  return {header_integer(slice[key][0], key, place), header_integer(slice[key][1], key, place)};
+}
+
+// The block of a matrix that a shard stores.
+void read_slice(const nlohmann::json& slice, RawTensor& tensor, const std::string& place) {
+  tensor.full_shape = read_pair(slice, "of", place);
+  tensor.first = read_pair(slice, "first", place);
+  require_input(tensor.shape.size() == 2, "{}: a slice with {} dimensions, expected 2", place,
+                tensor.shape.size());
+  for (const std::size_t dim : {0U, 1U}) {
+    require_input(tensor.shape[dim] <= tensor.full_shape[dim] &&
+                      tensor.first[dim] <= tensor.full_shape[dim] - tensor.shape[dim],
+                  "{}: slice {} of {} from {} on lies outside of it", place, tensor.shape[dim],
+                  tensor.full_shape[dim], tensor.first[dim]);
+  }
+}
+
 RawTensor read_entry(const nlohmann::json& entry, std::int64_t data_start,
                      const std::string& place) {
   require_input(entry.is_object(), "{}: header entry is {}, expected an object", place,
@@ -118,19 +141,22 @@ RawTensor read_entry(const nlohmann::json& entry, std::int64_t data_start,
   require_input(offset % alignment_of(tensor.bytes) == 0, "{}: offset {} is not a multiple of {}",
                 place, offset, alignment_of(tensor.bytes));
   tensor.file_offset = data_start + offset;
+  if (const auto slice = entry.find("slice"); slice != entry.end()) {
+    read_slice(*slice, tensor, place);
+  }
   return tensor;
 }
 
-nlohmann::json table_entry(const TensorInfo& info, std::int64_t offset) {
-  nlohmann::json shape = nlohmann::json::array();
-  for (std::size_t dim = 0; dim < info.shape.rank(); ++dim) {
-    shape.push_back(info.shape[dim]);
+nlohmann::json table_entry(const OutputTensor& tensor, std::int64_t offset) {
+  nlohmann::json entry = {{"dtype", tensor.dtype},
+                          {"shape", tensor.shape},
+                          {"offset", offset},
+                          {"bytes", tensor.bytes},
+                          {"checksum", std::string(16, '0')}};
+  if (!tensor.full_shape.empty()) {
+    entry["slice"] = {{"of", tensor.full_shape}, {"first", tensor.first}};
   }
-  return {{"dtype", dtype_name(info.dtype)},
-          {"shape", shape},
-          {"offset", offset},
-          {"bytes", info.bytes()},
-          {"checksum", std::string(16, '0')}};
+  return entry;
 }
 
 }  // namespace
@@ -153,65 +179,43 @@ KdtrHeader read_kdtr_header(const std::string& path) {
   return header;
 }
 
-struct KdtrWriter::State {
-  OutputFile file;
-  nlohmann::json header;
-  std::vector<TensorInfo> infos;
-  std::vector<std::int64_t> offsets;
-  std::vector<bool> written;
-  std::int64_t data_start = 0;
-  std::int64_t data_bytes = 0;
-};
-
-KdtrWriter::KdtrWriter(const std::string& path, nlohmann::json header,
-                       std::vector<TensorInfo> infos)
-    : state_(new State{.file = OutputFile(path),
-                       .header = std::move(header),
-                       .infos = std::move(infos),
-                       .offsets = {},
-                       .written = {}}) {
-  State& state = *state_;
+KdtrLayout kdtr_layout(nlohmann::json header, const std::vector<OutputTensor>& tensors) {
+  KdtrLayout layout{.header = std::move(header), .offsets = {}};
   nlohmann::json table = nlohmann::json::object();
-  for (const TensorInfo& info : state.infos) {
-    const std::int64_t offset = round_up(state.data_bytes, alignment_of(info.bytes()));
-    check(table.emplace(info.name, table_entry(info, offset)).second, "{} is named twice",
-          info.name);
-    state.offsets.push_back(offset);
-    state.data_bytes = offset + info.bytes();
+  std::int64_t end = 0;
+  for (const OutputTensor& tensor : tensors) {
+    const std::int64_t offset = round_up(end, alignment_of(tensor.bytes));
+    check(table.emplace(tensor.name, table_entry(tensor, offset)).second, "{} is named twice",
+          tensor.name);
+    layout.offsets.push_back(offset);
+    end = offset + tensor.bytes;
   }
-  state.written.resize(state.infos.size());
-  state.header["tensors"] = std::move(table);
+  layout.header["tensors"] = std::move(table);
   // Checksums have a fixed length: the header has its final size before they are known.
-  const auto header_bytes = static_cast<std::int64_t>(state.header.dump().size());
-  state.data_start = round_up(kPrefixBytes + header_bytes, kPageBytes);
-}
-
-KdtrWriter::~KdtrWriter() = default;
-
-void KdtrWriter::write(std::size_t index, const void* data) {
-  State& state = *state_;
-  const TensorInfo& info = state.infos.at(index);
-  check(!state.written[index], "{} is written twice", info.name);
-  state.file.write(state.data_start + state.offsets[index], data, info.bytes());
-  const std::uint64_t checksum = XXH3_64bits(data, static_cast<std::size_t>(info.bytes()));
-  state.header["tensors"][info.name]["checksum"] = fmt::format("{:016x}", checksum);
-  state.written[index] = true;
-}
-
-void KdtrWriter::finish() {
-  State& state = *state_;
-  for (std::size_t index = 0; index < state.infos.size(); ++index) {
-    check(state.written[index], "{} was never written", state.infos[index].name);
+  const auto header_bytes = static_cast<std::int64_t>(layout.header.dump().size());
+  const std::int64_t data_start = round_up(kPrefixBytes + header_bytes, kPageBytes);
+  for (std::int64_t& offset : layout.offsets) {
+    offset += data_start;
   }
-  const std::string text = state.header.dump();
+  layout.file_bytes = data_start + end;
+  return layout;
+}
+
+std::string kdtr_head(const KdtrLayout& layout, const std::vector<OutputTensor>& tensors,
+                      const std::vector<std::uint64_t>& checksums) {
+  nlohmann::json header = layout.header;
+  for (std::size_t index = 0; index < tensors.size(); ++index) {
+    header["tensors"][tensors[index].name]["checksum"] = fmt::format("{:016x}", checksums[index]);
+  }
+  const std::string text = header.dump();
   Prefix prefix;
   std::memcpy(prefix.magic.data(), kMagic.data(), kMagic.size());
   prefix.version = kKdtrVersion;
   prefix.header_bytes = text.size();
   prefix.header_checksum = XXH3_64bits(text.data(), text.size());
-  state.file.write(0, &prefix, kPrefixBytes);
-  state.file.write(kPrefixBytes, text.data(), static_cast<std::int64_t>(text.size()));
-  state.file.finish(state.data_start + state.data_bytes);
+  std::string head(sizeof(prefix), '\0');
+  std::memcpy(head.data(), &prefix, sizeof(prefix));
+  return head + text;
 }
 
 }  // namespace kdtree

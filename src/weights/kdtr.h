@@ -10,11 +10,16 @@
 // JSON: {"target": {"config"}, "drafter": {"config"}, "quantization": {"format": "w4a16",
 // "group_size"}, "tensors": {name: {"dtype", "shape", "offset", "bytes", "checksum"}}, "goldens"}.
 // A quantised matrix NAME is NAME.qw (I32 [out, in / 8]) and NAME.sc (F32 or BF16 [out, in /
-// group_size]). Tensors of the drafter carry the prefix "drafter.".
+// group_size]). Tensors of the drafter carry the prefix "drafter.". A tensor "files/NAME" (U8) is a
+// file of the model's directory, the tokenizer's among them. Written by kdtree convert only:
+//   "directory": {"shape_dtype", "drafter_prefix"}: how the directory that the bundle was made of
+//     stored what a bundle does not (convert.h)
+//   "shard": {"rank", "ranks"}: the bundle holds what this one of so many ranks reads. A block of a
+//     matrix has "slice": {"of": [rows, columns] of the matrix, "first": [row, column]} beside its
+//     own "shape".
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -25,6 +30,7 @@ namespace kdtree {
 
 inline constexpr std::uint32_t kKdtrVersion = 1;
 inline constexpr const char* kDrafterPrefix = "drafter.";
+inline constexpr const char* kFilesPrefix = "files/";
 
 struct KdtrHeader {
   nlohmann::json json;  // without "tensors"
@@ -36,23 +42,17 @@ struct KdtrHeader {
 // that overlap, are misaligned or do not fit their shape.
 KdtrHeader read_kdtr_header(const std::string& path);
 
-// Writes a bundle tensor by tensor. `header` is the JSON without "tensors".
-class KdtrWriter {
- public:
-  // Error if the file cannot be made. The tensors keep the order of `infos`; names are unique.
-  KdtrWriter(const std::string& path, nlohmann::json header, std::vector<TensorInfo> infos);
-  ~KdtrWriter();
-  KdtrWriter(const KdtrWriter&) = delete;
-  KdtrWriter& operator=(const KdtrWriter&) = delete;
-
-  // Writes all bytes of infos[index]; each exactly once, in any order.
-  void write(std::size_t index, const void* data);
-  // Writes the header and gives the file its name; before that nothing is at `path`.
-  void finish();
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
+// Where everything of a bundle to be written goes.
+struct KdtrLayout {
+  nlohmann::json header;               // with "tensors", their checksums not set yet
+  std::vector<std::int64_t> offsets;   // of the tensors, in the file
+  std::int64_t file_bytes = 0;
 };
+// The tensors keep their order. `header` is the JSON without "tensors". Error for a name twice.
+KdtrLayout kdtr_layout(nlohmann::json header, const std::vector<OutputTensor>& tensors);
+// The bytes before the first tensor. `checksums` (XXH3-64) in the order of `tensors`, which are
+// those that the layout was made for.
+std::string kdtr_head(const KdtrLayout& layout, const std::vector<OutputTensor>& tensors,
+                      const std::vector<std::uint64_t>& checksums);
 
 }  // namespace kdtree

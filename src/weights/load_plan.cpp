@@ -30,6 +30,9 @@ class Planner {
   LoadPlan run() {
     bool any_quantized = false;
     for (const TensorSpec& spec : input_.specs) {
+      if (input_.is_shard && is_elsewhere(spec)) {
+        continue;
+      }
       const StoredCopies copies = resolver_.resolve(spec);
       any_quantized = any_quantized || copies.quantized.has_value();
       if (spec.tied) {
@@ -55,17 +58,23 @@ class Planner {
 
   void plan_tensor(const TensorSpec& spec, const StoredCopy& copy) {
     check_cuts(spec, copy);
-    if (spec.expert >= 0) {
-      check(input_.placement != nullptr, "routed experts without a placement");
-      if (input_.placement->rank_of(spec.expert) != input_.options.rank) {
-        return;
-      }
+    if (is_elsewhere(spec)) {
+      return;
     }
     if (spec.is_vector()) {
       plan_vector(spec, copy);
     } else {
       plan_matrix(spec, copy);
     }
+  }
+
+  // Whether it belongs to a routed expert of other ranks alone.
+  bool is_elsewhere(const TensorSpec& spec) const {
+    if (spec.expert < 0) {
+      return false;
+    }
+    check(input_.placement != nullptr, "routed experts without a placement");
+    return input_.placement->rank_of(spec.expert) != input_.options.rank;
   }
 
   // Columns of packed rows can be divided between groups only.
@@ -163,7 +172,8 @@ class Planner {
   // Floats or fp8 that become INT4 on their way.
   void plan_quantized(const TensorSpec& spec, const StoredCopy& copy,
                       const std::pair<Range, Range>& block, PlannedMatrix& matrix) {
-    check_group_size(spec.shape[1], kLoadGroupSize, tensor_place(*copy.values));
+    const std::int64_t group = input_.options.int4_group_size;
+    check_group_size(spec.shape[1], group, tensor_place(*copy.values));
     LoadRegion region = make_region(*copy.values, block.first, block.second);
     region.total_columns = spec.shape[1];
     set_float_output(region, DType::kFloat32);
@@ -171,11 +181,11 @@ class Planner {
       region.decode = LoadRegion::Decode::kFloat8;
       region.scales = copy.scales;
     }
-    region.quantize_group = kLoadGroupSize;
+    region.quantize_group = group;
     region.device_scales_offset = reserve(spec, region.rows.size() * region.scale_row_bytes());
     matrix.view.format = WeightFormat::kInt4Group;
     matrix.view.scale_dtype = DType::kBFloat16;
-    matrix.view.group_size = kLoadGroupSize;
+    matrix.view.group_size = group;
     matrix.data_offset = add_region(spec, region);
     matrix.scales_offset = region.device_scales_offset;
   }
@@ -207,6 +217,12 @@ class Planner {
   // Gives the region its place in device memory, which is returned.
   std::int64_t add_region(const TensorSpec& spec, LoadRegion& region) {
     region.device_offset = reserve(spec, region.device_bytes());
+    if (region.device_bytes() > 0 && region.values->slice) {
+      require_stored(*region.values, stored_values(region));
+    }
+    if (region.device_bytes() > 0 && region.scales != nullptr && region.scales->slice) {
+      require_stored(*region.scales, stored_scales(region));
+    }
     if (spec.split.part != PartOf::kNothing) {
       share_checksums(region);
     }
@@ -216,14 +232,27 @@ class Planner {
     return region.device_offset;
   }
 
+  // A shard that was made for other parts than this rank's.
+  void require_stored(const StoredTensor& tensor, const StoredSlice& wanted) const {
+    const StoredSlice& slice = *tensor.slice;
+    const bool inside = wanted.rows.begin >= slice.rows.begin && wanted.rows.end <= slice.rows.end &&
+                        wanted.columns.begin >= slice.columns.begin &&
+                        wanted.columns.end <= slice.columns.end;
+    require_input(inside,
+                  "{}: the shard holds rows {} to {} and columns {} to {}, rank {} of {} needs rows "
+                  "{} to {} and columns {} to {}: convert the checkpoint again for this run",
+                  tensor_place(tensor), slice.rows.begin, slice.rows.end, slice.columns.begin,
+                  slice.columns.end, input_.options.rank, input_.options.world_size,
+                  wanted.rows.begin, wanted.rows.end, wanted.columns.begin, wanted.columns.end);
+  }
+
   // Tensors that the ranks read in parts: each is read whole by one of them. Who reads all of it
   // anyway verifies it on the way.
   void share_checksums(const LoadRegion& region) {
     if (!input_.options.verify_checksums || input_.options.world_size == 1) {
       return;
     }
-    const bool all_rows = region.rows.size() == region.values->shape[0];
-    const bool whole = all_rows && region.columns.size() == region.total_columns;
+    const bool whole = stored_values(region) == stored_extent(*region.values);
     // Block scales are always read whole; group scales go with the rows.
     const bool scales_whole = region.decode == LoadRegion::Decode::kFloat8 || whole;
     add_checksum(region.values, whole);
@@ -231,8 +260,10 @@ class Planner {
   }
 
   void add_checksum(const StoredTensor* tensor, bool read_anyway) {
+    // Nobody else reads this rank's shard.
     if (tensor != nullptr && tensor->checksum && !read_anyway &&
-        number_of_.at(tensor) % input_.options.world_size == input_.options.rank) {
+        (input_.is_shard ||
+         number_of_.at(tensor) % input_.options.world_size == input_.options.rank)) {
       plan_.checksum_only.push_back(tensor);
     }
   }
@@ -244,6 +275,30 @@ class Planner {
 };
 
 }  // namespace
+
+StoredSlice stored_values(const LoadRegion& region) {
+  const std::int64_t packed = region.decode == LoadRegion::Decode::kInt4 ? kInt4PerWord : 1;
+  return {.rows = region.rows,
+          .columns = {region.columns.begin / packed, region.columns.end / packed}};
+}
+
+StoredSlice stored_scales(const LoadRegion& region) {
+  if (region.decode == LoadRegion::Decode::kFloat8) {
+    return stored_extent(*region.scales);
+  }
+  return {.rows = region.rows,
+          .columns = {region.columns.begin / region.group_size,
+                      region.columns.end / region.group_size}};
+}
+
+StoredSlice stored_extent(const StoredTensor& tensor) {
+  if (tensor.slice) {
+    return *tensor.slice;
+  }
+  const bool vector = tensor.shape.rank() == 1;
+  return {.rows = {0, vector ? 1 : tensor.shape[0]},
+          .columns = {0, vector ? tensor.shape[0] : tensor.shape[1]}};
+}
 
 LoadPlan make_load_plan(const PlanInput& input) {
   return Planner(input).run();

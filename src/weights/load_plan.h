@@ -52,6 +52,13 @@ struct LoadRegion {
   }
 };
 
+// Elements of `values` or `scales` that a rank reads: rows, and columns in stored elements.
+StoredSlice stored_values(const LoadRegion& region);
+// Of a region with group or block scales; block scales are read whole.
+StoredSlice stored_scales(const LoadRegion& region);
+// All that is stored of a tensor: its slice, or the whole of it. A vector counts as one row.
+StoredSlice stored_extent(const StoredTensor& tensor);
+
 // A matrix once its regions are in place. view.data and view.scales are not set yet.
 struct PlannedMatrix {
   std::string name;
@@ -97,10 +104,16 @@ struct PlanInput {
   PartTable parts;
   const LoadOptions& options;
   const ExpertPlacement* placement = nullptr;  // needed if there are routed experts
+  bool is_shard = false;  // `tensors` is no more than what options.rank needs
 };
 
-// Checks every tensor of the checkpoint against the specs, then plans what options.rank reads.
-// InputError as load_target.
+// Checks every tensor of the checkpoint (of a shard, what this rank needs) against the specs, then
+// plans what options.rank reads. InputError as load_target.
 LoadPlan make_load_plan(const PlanInput& input);
+
+// The plan of load_target / load_drafter, which points into the checkpoint.
+LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
+                     const LoadOptions& options);
+LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options);
 
 }  // namespace kdtree

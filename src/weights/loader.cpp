@@ -40,34 +40,6 @@ PartTable part_table(const DrafterPartition& part) {
   return table;
 }
 
-LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
-                     const LoadOptions& options) {
-  const ModelConfig& config = checkpoint.config;
-  check(config.n_routed_experts == 0 || placement.n_routed_experts() == config.n_routed_experts,
-        "placement of {} experts for a model of {}", placement.n_routed_experts(),
-        config.n_routed_experts);
-  const std::vector<TensorSpec> specs = target_tensor_specs(config);
-  return make_load_plan({.tensors = checkpoint.tensors,
-                         .origin = checkpoint.origin,
-                         .name_prefix = "",
-                         .specs = specs,
-                         .quantization = config.quantization,
-                         .parts = part_table(target_partition(config, options)),
-                         .options = options,
-                         .placement = &placement});
-}
-
-LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options) {
-  const std::vector<TensorSpec> specs = drafter_tensor_specs(checkpoint.config);
-  return make_load_plan({.tensors = checkpoint.tensors,
-                         .origin = checkpoint.origin,
-                         .name_prefix = checkpoint.name_prefix,
-                         .specs = specs,
-                         .quantization = checkpoint.config.quantization,
-                         .parts = part_table(drafter_partition(checkpoint.config, options)),
-                         .options = options});
-}
-
 std::int64_t read_stored_integer(const StoredTensor& tensor, const std::byte* data,
                                  std::size_t index) {
   const auto* place = data + index * static_cast<std::size_t>(dtype_bytes(tensor.dtype));
@@ -293,6 +265,37 @@ WeightStore carry_out(LoadPlan plan, const LoadOptions& options, Backend& backen
 }
 
 }  // namespace
+
+LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
+                     const LoadOptions& options) {
+  const ModelConfig& config = checkpoint.config;
+  check(config.n_routed_experts == 0 || placement.n_routed_experts() == config.n_routed_experts,
+        "placement of {} experts for a model of {}", placement.n_routed_experts(),
+        config.n_routed_experts);
+  const std::vector<TensorSpec> specs = target_tensor_specs(config);
+  return make_load_plan({.tensors = checkpoint.tensors,
+                         .origin = checkpoint.origin,
+                         .name_prefix = "",
+                         .specs = specs,
+                         .quantization = config.quantization,
+                         .parts = part_table(target_partition(config, options)),
+                         .options = options,
+                         .placement = &placement,
+                         .is_shard = checkpoint.shard.has_value()});
+}
+
+LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options) {
+  const std::vector<TensorSpec> specs = drafter_tensor_specs(checkpoint.config);
+  return make_load_plan({.tensors = checkpoint.tensors,
+                         .origin = checkpoint.origin,
+                         .name_prefix = checkpoint.name_prefix,
+                         .specs = specs,
+                         .quantization = checkpoint.config.quantization,
+                         .parts = part_table(drafter_partition(checkpoint.config, options)),
+                         .options = options,
+                         .placement = nullptr,
+                         .is_shard = checkpoint.shard.has_value()});
+}
 
 WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
                         const LoadOptions& options, Backend& backend) {

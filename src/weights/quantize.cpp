@@ -22,6 +22,23 @@ void check_finite(const QuantizeRows& rows, const std::string& place) {
 
 }  // namespace
 
+void QuantizationError::add(std::span<const float> values, const Int4Matrix& quantized,
+                            std::int64_t group_size) {
+  std::vector<float> back(values.size());
+  dequantize_int4(quantized.words, quantized.scales, group_size, back);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double value = values[i];
+    const double difference = value - static_cast<double>(back[i]);
+    error_squares_ += difference * difference;
+    original_squares_ += value * value;
+    max_abs_ = std::max(max_abs_, std::abs(difference));
+  }
+}
+
+double QuantizationError::relative_frobenius() const {
+  return original_squares_ == 0 ? 0 : std::sqrt(error_squares_ / original_squares_);
+}
+
 void check_group_size(std::int64_t columns, std::int64_t group_size, const std::string& place) {
   require_input(group_size > 0 && group_size % kInt4PerWord == 0,
                 "{}: group size is {}, expected a positive multiple of {}", place, group_size,

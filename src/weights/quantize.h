@@ -9,6 +9,23 @@
 
 namespace kdtree {
 
+// How far quantised values of one matrix lie from their originals. Sums run in the order of the
+// calls, in double: equal calls give equal bits.
+class QuantizationError {
+ public:
+  // `quantized` holds the words and scales of `values`, in groups of group_size.
+  void add(std::span<const float> values, const Int4Matrix& quantized, std::int64_t group_size);
+  // ||original - quantized|| / ||original|| (Frobenius); 0 if both are zero.
+  double relative_frobenius() const;
+  // The largest |original - quantized|.
+  double max_abs() const { return max_abs_; }
+
+ private:
+  double error_squares_ = 0;
+  double original_squares_ = 0;
+  double max_abs_ = 0;
+};
+
 // Rows of a row-major matrix, or a part of one row.
 struct QuantizeRows {
   std::span<const float> values;  // [count, columns]

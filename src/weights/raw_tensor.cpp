@@ -55,6 +55,17 @@ std::string tensor_place(const StoredTensor& tensor) {
   return tensor_place(tensor.file, tensor.name);
 }
 
+OutputTensor output_tensor(std::string name, DType dtype, const Shape& shape) {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t dim = 0; dim < shape.rank(); ++dim) {
+    sizes.push_back(shape[dim]);
+  }
+  return {.name = std::move(name),
+          .dtype = std::string(dtype_name(dtype)),
+          .shape = std::move(sizes),
+          .bytes = shape.num_elements() * dtype_bytes(dtype)};
+}
+
 StoredTensor to_stored(const std::string& file, const std::string& name, const RawTensor& raw) {
   const auto dtype =
       std::find_if(kUsableDtypes.begin(), kUsableDtypes.end(),
@@ -63,13 +74,32 @@ StoredTensor to_stored(const std::string& file, const std::string& name, const R
                 tensor_place(file, name), raw.dtype);
   require_input(raw.shape.size() <= Shape::kMaxRank, "{} has {} dimensions, expected at most {}",
                 tensor_place(file, name), raw.shape.size(), Shape::kMaxRank);
+  std::optional<StoredSlice> slice;
+  if (!raw.full_shape.empty()) {
+    slice = {.rows = {raw.first[0], raw.first[0] + raw.shape[0]},
+             .columns = {raw.first[1], raw.first[1] + raw.shape[1]}};
+  }
+  const std::vector<std::int64_t>& shape = slice ? raw.full_shape : raw.shape;
   return {.dtype = *dtype,
-          .shape = Shape(std::span<const std::int64_t>(raw.shape)),
+          .shape = Shape(std::span<const std::int64_t>(shape)),
           .file = file,
           .name = name,
           .file_offset = raw.file_offset,
           .bytes = raw.bytes,
           .checksum = raw.checksum,
+          .slice = slice,
+          .random = std::nullopt};
+}
+
+StoredTensor stored_bytes(const std::string& file, const std::string& name, const RawTensor& raw) {
+  return {.dtype = DType::kUInt8,
+          .shape = Shape{raw.bytes},
+          .file = file,
+          .name = name,
+          .file_offset = raw.file_offset,
+          .bytes = raw.bytes,
+          .checksum = raw.checksum,
+          .slice = std::nullopt,
           .random = std::nullopt};
 }
 

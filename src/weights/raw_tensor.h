@@ -21,18 +21,24 @@ struct RawTensor {
   std::int64_t file_offset = 0;
   std::int64_t bytes = 0;
   std::optional<std::uint64_t> checksum;
+  // Of a shard, where only a block of a matrix is stored: the matrix's whole shape and the row and
+  // column of the block's first element; empty otherwise. `shape` is the block's.
+  std::vector<std::int64_t> full_shape;
+  std::vector<std::int64_t> first;
 };
 
 using RawTable = std::map<std::string, RawTensor>;
 
-// What a writer is told about a tensor.
-struct TensorInfo {
+// What a container's header is to say about a tensor.
+struct OutputTensor {
   std::string name;
-  DType dtype = DType::kFloat32;
-  Shape shape;
-
-  std::int64_t bytes() const { return shape.num_elements() * dtype_bytes(dtype); }
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  std::int64_t bytes = 0;
+  std::vector<std::int64_t> full_shape = {};  // as RawTensor's; KDTR bundles only
+  std::vector<std::int64_t> first = {};
 };
+OutputTensor output_tensor(std::string name, DType dtype, const Shape& shape);
 
 // "`file`: tensor '`name`'": how every error about a tensor begins.
 std::string tensor_place(std::string_view file, std::string_view name);
@@ -41,6 +47,9 @@ std::string tensor_place(const StoredTensor& tensor);
 
 // The tensor for use. InputError if the dtype is none of DType or the rank exceeds Shape's.
 StoredTensor to_stored(const std::string& file, const std::string& name, const RawTensor& raw);
+
+// The tensor as bytes, for what only copies or verifies it, whatever its dtype.
+StoredTensor stored_bytes(const std::string& file, const std::string& name, const RawTensor& raw);
 
 // Bits of an element, or none for a name that safetensors does not know.
 std::optional<std::int64_t> dtype_bits(std::string_view dtype);

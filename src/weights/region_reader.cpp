@@ -54,8 +54,12 @@ void StreamingChecksum::add(const void* data, std::int64_t bytes) {
   XXH3_64bits_update(state_.get(), data, to_size(bytes));
 }
 
+std::uint64_t StreamingChecksum::value() const {
+  return XXH3_64bits_digest(state_.get());
+}
+
 void StreamingChecksum::verify(const StoredTensor& tensor) const {
-  const std::uint64_t found = XXH3_64bits_digest(state_.get());
+  const std::uint64_t found = value();
   require_input(found == *tensor.checksum,
                 "{}: checksum is {:016x}, expected {:016x}: the file is damaged",
                 tensor_place(tensor), found, *tensor.checksum);
@@ -110,15 +114,33 @@ std::vector<RegionPiece> cut_region(const LoadRegion& region, std::int64_t piece
   return pieces;
 }
 
+void read_rows(const FileSet& files, const StoredTensor& tensor, const StoredSlice& block,
+               void* out) {
+  const StoredSlice extent = stored_extent(tensor);
+  const std::int64_t element = dtype_bytes(tensor.dtype);
+  const std::int64_t row_bytes = extent.columns.size() * element;
+  const std::int64_t part_bytes = block.columns.size() * element;
+  const std::int64_t first_row = block.rows.begin - extent.rows.begin;
+  if (part_bytes == row_bytes) {
+    files.read(tensor, first_row * row_bytes, block.rows.size() * row_bytes, out);
+    return;
+  }
+  const std::int64_t first_byte = (block.columns.begin - extent.columns.begin) * element;
+  for (std::int64_t row = 0; row < block.rows.size(); ++row) {
+    files.read(tensor, (first_row + row) * row_bytes + first_byte, part_bytes,
+               static_cast<std::byte*>(out) + row * part_bytes);
+  }
+}
+
 RegionReader::RegionReader(const FileSet& files, const LoadRegion& region, bool verify)
     : files_(files), region_(region) {
-  const bool vector = region.values->shape.rank() == 1;
-  const std::int64_t total_rows = vector ? 1 : region.values->shape[0];
-  const bool whole =
-      region.rows.size() == total_rows && region.columns.size() == region.total_columns;
-  verify_values_ = verify && whole && region.values->checksum;
-  const bool group_scales = region.decode == LoadRegion::Decode::kInt4;
-  verify_scales_ = verify && group_scales && whole && region.scales->checksum;
+  const auto whole = [](const StoredTensor& tensor, const StoredSlice& read) {
+    return read == stored_extent(tensor);
+  };
+  verify_values_ =
+      verify && region.values->checksum && whole(*region.values, stored_values(region));
+  verify_scales_ = verify && region.decode == LoadRegion::Decode::kInt4 &&
+                   region.scales->checksum && whole(*region.scales, stored_scales(region));
   if (region.decode == LoadRegion::Decode::kFloat8) {
     load_block_scales();
     if (verify && region.scales->checksum) {
@@ -129,17 +151,9 @@ RegionReader::RegionReader(const FileSet& files, const LoadRegion& region, bool 
 }
 
 void RegionReader::read_block(const Block& block, void* out) const {
-  const std::int64_t element = dtype_bytes(block.tensor.dtype);
-  const std::int64_t row_bytes = block.total_columns * element;
-  const std::int64_t part_bytes = block.columns.size() * element;
-  if (part_bytes == row_bytes) {
-    files_.read(block.tensor, block.first_row * row_bytes, block.count * row_bytes, out);
-    return;
-  }
-  for (std::int64_t row = 0; row < block.count; ++row) {
-    files_.read(block.tensor, (block.first_row + row) * row_bytes + block.columns.begin * element,
-                part_bytes, static_cast<std::byte*>(out) + row * part_bytes);
-  }
+  read_rows(files_, block.tensor,
+            {.rows = {block.first_row, block.first_row + block.count}, .columns = block.columns},
+            out);
 }
 
 // The piece's columns of `values`; an element of `values` holds per_element logical columns.
@@ -149,8 +163,7 @@ void RegionReader::read_values(const RegionPiece& piece, std::int64_t per_elemen
   read_block({.tensor = *region_.values,
               .first_row = region_.rows.begin + piece.rows.begin,
               .count = piece.rows.size(),
-              .columns = columns,
-              .total_columns = region_.total_columns / per_element},
+              .columns = columns},
              out);
   if (verify_values_) {
     values_checksum_.add(out,
@@ -218,8 +231,7 @@ void RegionReader::int4_piece(const RegionPiece& piece, void* out) {
   read_block({.tensor = scales,
               .first_row = first_row,
               .count = piece.rows.size(),
-              .columns = groups,
-              .total_columns = region_.total_columns / group},
+              .columns = groups},
              raw_scales_.data());
   if (verify_scales_) {
     scales_checksum_.add(raw_scales_.data(), scale_bytes);

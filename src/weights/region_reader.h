@@ -22,8 +22,11 @@ class FileSet {
  public:
   enum class Purpose : std::uint8_t { kContent, kChecksumOnly };
 
+  FileSet() = default;
   // Opens every file that the plan reads.
   explicit FileSet(const LoadPlan& plan);
+  // Opens the tensor's file, unless the tensor is none or random. Not while others read.
+  void open(const StoredTensor* tensor);
   // Fills `target` with bytes [offset, offset + bytes) of the tensor.
   void read(const StoredTensor& tensor, std::int64_t offset, std::int64_t bytes, void* target,
             Purpose purpose = Purpose::kContent) const;
@@ -32,7 +35,6 @@ class FileSet {
   std::int64_t checksum_bytes() const { return checksum_bytes_; }
 
  private:
-  void open(const StoredTensor* tensor);
   std::map<std::string, std::unique_ptr<InputFile>> files_;
   mutable std::atomic<std::int64_t> bytes_read_{0};
   mutable std::atomic<std::int64_t> checksum_bytes_{0};
@@ -43,6 +45,7 @@ class StreamingChecksum {
  public:
   StreamingChecksum();
   void add(const void* data, std::int64_t bytes);
+  std::uint64_t value() const;  // of the bytes so far
   // InputError, naming file and tensor, unless the bytes so far give tensor.checksum.
   void verify(const StoredTensor& tensor) const;
 
@@ -55,6 +58,10 @@ class StreamingChecksum {
 
 // Reads all of a tensor, `piece_bytes` at a time, and verifies its checksum.
 void verify_tensor(const FileSet& files, const StoredTensor& tensor, std::int64_t piece_bytes);
+
+// The elements of a block that the file holds, row after row without gaps.
+void read_rows(const FileSet& files, const StoredTensor& tensor, const StoredSlice& block,
+               void* out);
 
 // InputError, naming file, tensor and place, if one of `values` is negative, infinite or no number:
 // no quantiser writes such a scale. `values` are rows of `columns` scales, the first of them at
@@ -88,13 +95,12 @@ class RegionReader {
   std::int64_t scratch_bytes() const;
 
  private:
-  // Columns `columns` of `count` rows of `tensor`, whose rows have total_columns elements.
+  // Columns `columns` of `count` rows of `tensor`.
   struct Block {
     const StoredTensor& tensor;
     std::int64_t first_row = 0;
     std::int64_t count = 0;
     Range columns;
-    std::int64_t total_columns = 0;
   };
   void read_block(const Block& block, void* out) const;
   void read_values(const RegionPiece& piece, std::int64_t per_element, void* out);

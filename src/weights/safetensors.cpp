@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -88,44 +89,36 @@ RawTable read_safetensors_header(const std::string& path) {
   return table;
 }
 
-void write_safetensors(const std::string& path, const std::vector<TensorInfo>& infos,
-                       const std::function<std::span<const std::byte>(std::size_t)>& data) {
-  // Wider elements first, then by name: every tensor is aligned to its element.
-  std::vector<std::size_t> order(infos.size());
+SafetensorsLayout safetensors_layout(const std::vector<OutputTensor>& tensors) {
+  std::vector<std::size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&infos](std::size_t left, std::size_t right) {
-    return std::pair(-dtype_bytes(infos[left].dtype), infos[left].name) <
-           std::pair(-dtype_bytes(infos[right].dtype), infos[right].name);
+  std::sort(order.begin(), order.end(), [&tensors](std::size_t left, std::size_t right) {
+    return std::pair(-*dtype_bits(tensors[left].dtype), tensors[left].name) <
+           std::pair(-*dtype_bits(tensors[right].dtype), tensors[right].name);
   });
+  SafetensorsLayout layout{.head = {}, .offsets = std::vector<std::int64_t>(tensors.size())};
   nlohmann::json header = {{kMetadata, {{"format", "pt"}}}};
   std::int64_t end = 0;
   for (const std::size_t index : order) {
-    const TensorInfo& info = infos[index];
-    nlohmann::json shape = nlohmann::json::array();
-    for (std::size_t dim = 0; dim < info.shape.rank(); ++dim) {
-      shape.push_back(info.shape[dim]);
-    }
-    header[info.name] = {{"dtype", dtype_name(info.dtype)},
-                         {"shape", shape},
-                         {"data_offsets", {end, end + info.bytes()}}};
-    end += info.bytes();
+    const OutputTensor& tensor = tensors[index];
+    header[tensor.name] = {{"dtype", tensor.dtype},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {end, end + tensor.bytes}}};
+    layout.offsets[index] = end;
+    end += tensor.bytes;
   }
   std::string text = header.dump();
   text.resize((text.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment, ' ');
-
-  OutputFile file(path);
   const std::uint64_t header_bytes = text.size();
-  file.write(0, &header_bytes, kSizeBytes);
-  file.write(kSizeBytes, text.data(), static_cast<std::int64_t>(text.size()));
-  std::int64_t place = kSizeBytes + static_cast<std::int64_t>(text.size());
-  for (const std::size_t index : order) {
-    const std::span<const std::byte> bytes = data(index);
-    check(static_cast<std::int64_t>(bytes.size()) == infos[index].bytes(),
-          "{}: {} bytes given, {} expected", infos[index].name, bytes.size(), infos[index].bytes());
-    file.write(place, bytes.data(), infos[index].bytes());
-    place += infos[index].bytes();
+  layout.head.resize(kSizeBytes);
+  std::memcpy(layout.head.data(), &header_bytes, kSizeBytes);
+  layout.head += text;
+  const auto data_start = static_cast<std::int64_t>(layout.head.size());
+  for (std::int64_t& offset : layout.offsets) {
+    offset += data_start;
   }
-  file.finish(place);
+  layout.file_bytes = data_start + end;
+  return layout;
 }
 
 }  // namespace kdtree

@@ -1,8 +1,7 @@
 // The safetensors container: u64 header size, JSON header, tensors without gaps.
 #pragma once
 
-#include <functional>
-#include <span>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,9 +14,13 @@ namespace kdtree {
 // InputError names the file and the tensor.
 RawTable read_safetensors_header(const std::string& path);
 
-// Writes a file of these tensors. data(i) gives the bytes of infos[i], exactly infos[i].bytes(),
-// valid until the next call. Error if writing fails; a half-written file never takes the name.
-void write_safetensors(const std::string& path, const std::vector<TensorInfo>& infos,
-                       const std::function<std::span<const std::byte>(std::size_t)>& data);
+// Where everything of a file to be written goes.
+struct SafetensorsLayout {
+  std::string head;                   // the bytes before the first tensor
+  std::vector<std::int64_t> offsets;  // of the tensors, in the file
+  std::int64_t file_bytes = 0;
+};
+// Tensors with wider elements come first, then by name: each is aligned to its element.
+SafetensorsLayout safetensors_layout(const std::vector<OutputTensor>& tensors);
 
 }  // namespace kdtree

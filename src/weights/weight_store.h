@@ -24,7 +24,7 @@ enum class WeightsChoice : std::uint8_t {
   kOriginal,   // the FP32 / bf16 copy; InputError if a matrix has none
   kQuantized,  // InputError if the checkpoint holds no quantised matrix at all
   // As kAuto, but routed experts that are stored as floats or fp8 are rounded to INT4 groups of
-  // kLoadGroupSize with bf16 scales (quantize_rows) while they are loaded.
+  // LoadOptions::int4_group_size with bf16 scales (quantize_rows) while they are loaded.
   kInt4,
 };
 inline constexpr std::int64_t kLoadGroupSize = 32;
@@ -33,6 +33,7 @@ struct LoadOptions {
   int rank = 0;
   int world_size = 1;
   WeightsChoice weights = WeightsChoice::kAuto;
+  std::int64_t int4_group_size = kLoadGroupSize;  // of WeightsChoice::kInt4
   // Matrices that come as FP32 (stored so, widened from FP16, or dequantised) are rounded to bf16;
   // bf16 ones are never widened: that loses nothing and costs memory. The router, norms and biases
   // are never rounded.

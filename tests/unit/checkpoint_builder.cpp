@@ -1,5 +1,7 @@
 #include "tests/unit/checkpoint_builder.h"
 
+#include <xxhash.h>
+
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -9,6 +11,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "weights/file.h"
 #include "weights/kdtr.h"
 #include "weights/number_formats.h"
 #include "weights/safetensors.h"
@@ -131,12 +134,26 @@ class TensorList {
   std::vector<BuiltTensor> tensors_;
 };
 
-std::vector<TensorInfo> infos_of(const std::vector<BuiltTensor>& tensors) {
-  std::vector<TensorInfo> infos;
+std::vector<OutputTensor> outputs_of(const std::vector<BuiltTensor>& tensors) {
+  std::vector<OutputTensor> outputs;
   for (const BuiltTensor& tensor : tensors) {
-    infos.push_back(tensor.info);
+    check(static_cast<std::int64_t>(tensor.data.size()) == tensor.info.bytes(),
+          "{}: {} bytes of data", tensor.info.name, tensor.data.size());
+    outputs.push_back(output_tensor(tensor.info.name, tensor.info.dtype, tensor.info.shape));
   }
-  return infos;
+  return outputs;
+}
+
+void write_parts(const std::string& path, const std::string& head,
+                 const std::vector<std::int64_t>& offsets, std::int64_t file_bytes,
+                 const std::vector<BuiltTensor>& tensors) {
+  OutputFile file(path);
+  file.resize(0);
+  file.write(0, head.data(), std::ssize(head));
+  for (std::size_t index = 0; index < tensors.size(); ++index) {
+    file.write(offsets[index], tensors[index].data.data(), tensors[index].info.bytes());
+  }
+  file.resize(file_bytes);
 }
 
 template <class Config>
@@ -181,20 +198,19 @@ nlohmann::json build_bundle_header(const CheckpointRecipe& recipe) {
 
 void write_built_bundle(const nlohmann::json& header, const std::vector<BuiltTensor>& tensors,
                         const std::string& path) {
-  KdtrWriter writer(path, header, infos_of(tensors));
-  for (std::size_t index = 0; index < tensors.size(); ++index) {
-    const BuiltTensor& tensor = tensors[index];
-    check(static_cast<std::int64_t>(tensor.data.size()) == tensor.info.bytes(),
-          "{}: {} bytes of data", tensor.info.name, tensor.data.size());
-    writer.write(index, tensor.data.data());
+  const std::vector<OutputTensor> outputs = outputs_of(tensors);
+  const KdtrLayout layout = kdtr_layout(header, outputs);
+  std::vector<std::uint64_t> checksums;
+  for (const BuiltTensor& tensor : tensors) {
+    checksums.push_back(XXH3_64bits(tensor.data.data(), tensor.data.size()));
   }
-  writer.finish();
+  write_parts(path, kdtr_head(layout, outputs, checksums), layout.offsets, layout.file_bytes,
+              tensors);
 }
 
 void write_built_safetensors(const std::vector<BuiltTensor>& tensors, const std::string& path) {
-  write_safetensors(path, infos_of(tensors), [&tensors](std::size_t index) {
-    return std::span<const std::byte>(tensors[index].data);
-  });
+  const SafetensorsLayout layout = safetensors_layout(outputs_of(tensors));
+  write_parts(path, layout.head, layout.offsets, layout.file_bytes, tensors);
 }
 
 void write_bundle(const CheckpointRecipe& recipe, const std::string& path) {

@@ -36,6 +36,14 @@ void write_directory(const CheckpointRecipe& recipe, const std::string& path);
 
 // ---- for tests of damaged checkpoints ----------------------------------------------------------
 
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Shape shape;
+
+  std::int64_t bytes() const { return shape.num_elements() * dtype_bytes(dtype); }
+};
+
 // A tensor in memory.
 struct BuiltTensor {
   TensorInfo info;

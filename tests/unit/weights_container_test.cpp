@@ -147,22 +147,9 @@ TEST(WeightsKdtr, ReadsWhatItWrites) {
   }
 }
 
-TEST(WeightsKdtr, TakesItsNameOnlyWhenItIsWhole) {
-  const TemporaryFolder folder;
-  const std::string path = folder / "model.kdtr";
-  {
-    KdtrWriter writer(path, Json::object(), {{"a", DType::kFloat32, {1}}});
-    EXPECT_FALSE(std::filesystem::exists(path));
-    EXPECT_THROW(writer.finish(), Error);
-    const float value = 1;
-    writer.write(0, &value);
-    EXPECT_THROW(writer.write(0, &value), Error);
-    EXPECT_FALSE(std::filesystem::exists(path));
-  }
-  EXPECT_TRUE(std::filesystem::is_empty(folder / ""));
-  EXPECT_THROW(KdtrWriter(folder / "no/such", Json::object(), {}), Error);
-  EXPECT_THROW(KdtrWriter(path, Json::object(), {{"a", DType::kFloat32, {1}}, {"a", {}, {1}}}),
-               Error);
+TEST(WeightsKdtr, NamesAreUnique) {
+  const OutputTensor tensor = output_tensor("a", DType::kFloat32, {1});
+  EXPECT_THROW(kdtr_layout(Json::object(), {tensor, tensor}), Error);
 }
 
 TEST(WeightsKdtr, RefusesDamagedHeaders) {
@@ -227,6 +214,9 @@ TEST(WeightsKdtr, RefusesDamagedTables) {
   refused("shape", {1ULL << 60, 1ULL << 60}, "more than any file");
   refused("bytes", 12, "holds 12 bytes");
   refused("bytes", -8, "is -8");
+  refused("slice", 7, "slice is 7");
+  refused("slice", {{"of", {4, 4}}}, "expected \"of\"");
+  refused("slice", {{"of", {4, 4}}, {"first", {0, 0}}}, "with 1 dimensions");
   refused("offset", 8, "not a multiple of 64");
   refused("offset", 1ULL << 63, "expected an integer");
   refused("checksum", "0123", "16 lower-case hexadecimal digits");

@@ -126,19 +126,19 @@ class TiktokenOracle:
             entry = named.get(str(rank))
             specials[entry["content"] if entry else f"<|reserved_token_{rank}|>"] = rank
         self.added = [entry["content"] for entry in named.values()]
-        self._encoding = tiktoken.Encoding(name="kimi", pat_str=KIMI_PATTERN,
-                                           mergeable_ranks=ranks, special_tokens=specials)
+        self.encoding = tiktoken.Encoding(name="kimi", pat_str=KIMI_PATTERN,
+                                          mergeable_ranks=ranks, special_tokens=specials)
         self.ids = list(range(len(ranks) + KIMI_NUM_ADDED))
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         ids = []
         for part in cut_like_kimi(text):
-            ids += (self._encoding.encode(part, allowed_special="all") if parse_special
-                    else self._encoding.encode_ordinary(part))
+            ids += (self.encoding.encode(part, allowed_special="all") if parse_special
+                    else self.encoding.encode_ordinary(part))
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        return self._encoding.decode(ids, errors="replace")
+        return self.encoding.decode(ids, errors="replace")
 
 
 def open_oracle(path: Path):

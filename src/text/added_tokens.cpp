@@ -52,6 +52,7 @@ void AddedTokens::add(AddedToken token) {
   }
   check(nodes_[node].token_index < 0, "the added token '{}' twice", token.content);
   nodes_[node].token_index = static_cast<std::int32_t>(tokens_.size());
+  begins_[static_cast<unsigned char>(token.content[0])] = true;
   tokens_.push_back(std::move(token));
 }
 
@@ -86,7 +87,9 @@ void AddedTokens::find_all(std::string_view text, std::vector<AddedTokenMatch>& 
   std::size_t taken = 0;  // end of the last match, its white space included
   std::size_t at = 0;
   while (at < text.size()) {
-    const std::int32_t index = longest_at(text.substr(at));
+    // Nearly no byte of a text begins a token.
+    const bool may_begin = begins_[static_cast<unsigned char>(text[at])];
+    const std::int32_t index = may_begin ? longest_at(text.substr(at)) : -1;
     if (index < 0) {
       ++at;
       continue;

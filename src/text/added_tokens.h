@@ -1,6 +1,7 @@
 // Tokens that are found in a text before it is split: control tokens such as "<|im_end|>".
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -47,6 +48,7 @@ class AddedTokens {
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_{1};
+  std::array<bool, 256> begins_{};  // whether a token begins with this byte
 };
 
 }  // namespace kdtree

@@ -1,6 +1,7 @@
 #include "text/byte_pairs.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -11,7 +12,7 @@ namespace kdtree {
 namespace {
 
 constexpr std::size_t kMaxCachedWords = std::size_t{1} << 16;
-constexpr std::size_t kMaxCachedBytes = 64;
+constexpr std::size_t kMaxCachedBytes = 64;  // a slot counts them in a byte
 
 // A power of two of which `count` is at most half.
 std::size_t num_slots(std::size_t count) {
@@ -189,26 +190,72 @@ void BytePairs::encode(std::string_view piece, BytePairScratch& scratch,
   }
 }
 
+std::size_t WordCache::place(std::string_view word, std::uint32_t hash) const {
+  const std::size_t mask = slots_.size() - 1;
+  std::size_t index = hash & mask;
+  while (slots_[index].word_size > 0) {
+    const Slot& slot = slots_[index];
+    if (slot.hash == hash && slot.word_size == word.size() &&
+        std::memcmp(words_.data() + slot.word_begin, word.data(), word.size()) == 0) {
+      break;
+    }
+    index = (index + 1) & mask;
+  }
+  return index;
+}
+
+void WordCache::grow() {
+  std::vector<Slot> old(num_slots(2 * num_words_));
+  old.swap(slots_);
+  const std::size_t mask = slots_.size() - 1;
+  for (const Slot& slot : old) {
+    if (slot.word_size == 0) {
+      continue;
+    }
+    std::size_t index = slot.hash & mask;
+    while (slots_[index].word_size > 0) {
+      index = (index + 1) & mask;
+    }
+    slots_[index] = slot;
+  }
+}
+
+void WordCache::add(std::string_view word, std::uint32_t hash, std::span<const std::int32_t> ids) {
+  if (num_words_ >= kMaxCachedWords) {
+    *this = WordCache();
+  }
+  if (2 * (num_words_ + 1) > slots_.size()) {
+    grow();
+  }
+  slots_[place(word, hash)] = {.hash = hash,
+                               .word_begin = static_cast<std::uint32_t>(words_.size()),
+                               .ids_begin = static_cast<std::uint32_t>(ids_.size()),
+                               .word_size = static_cast<std::uint8_t>(word.size()),
+                               .num_ids = static_cast<std::uint8_t>(ids.size())};
+  ++num_words_;
+  words_ += word;
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+}
+
 void WordCache::encode(const BytePairs& pairs, std::string_view piece, BytePairScratch& scratch,
                        std::vector<std::int32_t>& ids) {
-  if (piece.size() > kMaxCachedBytes) {
+  if (piece.size() > kMaxCachedBytes || piece.empty()) {
     pairs.encode(piece, scratch, ids);
     return;
   }
-  if (const auto found = words_.find(piece); found != words_.end()) {
-    const auto begin = ids_.begin() + found->second.begin;
-    ids.insert(ids.end(), begin, begin + found->second.count);
-    return;
+  const auto hash = static_cast<std::uint32_t>(std::hash<std::string_view>()(piece));
+  if (!slots_.empty()) {
+    const Slot& slot = slots_[place(piece, hash)];
+    if (slot.word_size > 0) {
+      for (std::uint32_t i = 0; i < slot.num_ids; ++i) {
+        ids.push_back(ids_[slot.ids_begin + i]);
+      }
+      return;
+    }
   }
   const std::size_t first = ids.size();
   pairs.encode(piece, scratch, ids);
-  if (words_.size() >= kMaxCachedWords) {
-    words_.clear();
-    ids_.clear();
-  }
-  words_.emplace(piece, Range{static_cast<std::uint32_t>(ids_.size()),
-                              static_cast<std::uint32_t>(ids.size() - first)});
-  ids_.insert(ids_.end(), ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
+  add(piece, hash, std::span(ids).subspan(first));
 }
 
 }  // namespace kdtree

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace kdtree {
@@ -93,14 +93,22 @@ class WordCache {
               std::vector<std::int32_t>& ids);
 
  private:
-  struct Range {
-    std::uint32_t begin = 0;
-    std::uint32_t count = 0;
+  // A word and its ids; both lie one after the other in words_ and ids_. Words and thus counts are
+  // at most kMaxCachedBytes, free slots have size 0.
+  struct Slot {
+    std::uint32_t hash = 0;
+    std::uint32_t word_begin = 0;
+    std::uint32_t ids_begin = 0;
+    std::uint8_t word_size = 0;
+    std::uint8_t num_ids = 0;
   };
-  struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;  // NOLINT(readability-identifier-naming): the library's name
-  };
-  std::unordered_map<std::string, Range, Hash, std::equal_to<>> words_;
+  std::size_t place(std::string_view word, std::uint32_t hash) const;  // where it is or would be
+  void add(std::string_view word, std::uint32_t hash, std::span<const std::int32_t> ids);
+  void grow();
+
+  std::vector<Slot> slots_;  // open addressing, at most half full; the number is a power of two
+  std::size_t num_words_ = 0;
+  std::string words_;
   std::vector<std::int32_t> ids_;
 };
 

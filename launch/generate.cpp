@@ -8,7 +8,6 @@
 
 #include "commands.h"
 #include "core/check.h"
-#include "core/json_text.h"
 #include "core/log.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
@@ -105,15 +104,10 @@ std::vector<std::int32_t> prompt_tokens(const RunConfig& config, const PromptInp
       return prompt.ids;
     case PromptInput::Kind::kText:
       return job.text->encode_prompt(prompt.text, prompt.origin, config.parse_special);
-    case PromptInput::Kind::kChat: {
-      const Chat chat =
-          parse_chat(prompt.text.empty() ? read_ordered_json_file(prompt.origin)
-                                         : parse_ordered_json(prompt.text, prompt.origin),
-                     prompt.origin);
+    case PromptInput::Kind::kChat:
       return job.text->encode_conversation(
-          chat, choose_chat_template(config.chat_template, job.source.target),
-          config.thinking == "on");
-    }
+          parse_chat(prompt.chat, prompt.origin),
+          choose_chat_template(config.chat_template, job.source.target), config.thinking == "on");
   }
   fail("an unknown kind of prompt");
 }

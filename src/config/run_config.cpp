@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 
 #include "core/check.h"
 #include "core/json_text.h"
@@ -44,7 +45,7 @@ TokenIds parse_id_list(std::string_view text) {
   }
 }
 
-bool fits_int32(const nlohmann::json& value) {
+bool fits_int32(const nlohmann::ordered_json& value) {
   using Limits = std::numeric_limits<std::int32_t>;
   // By hand: json compares an unsigned number with an int as signed ones, 2^64 - 1 as -1.
   if (value.is_number_unsigned()) {
@@ -53,10 +54,10 @@ bool fits_int32(const nlohmann::json& value) {
   return value.is_number_integer() && value.get<std::int64_t>() >= Limits::min();
 }
 
-TokenIds parse_json_ids(const nlohmann::json& list, const std::string& origin) {
+TokenIds parse_json_ids(const nlohmann::ordered_json& list, const std::string& origin) {
   require_input(list.is_array(), "{}: prompt_ids must be a list of token ids", origin);
   TokenIds ids;
-  for (const nlohmann::json& value : list) {
+  for (const nlohmann::ordered_json& value : list) {
     require_input(fits_int32(value), "{}: prompt_ids holds {}, expected whole numbers", origin,
                   describe_json(value));
     ids.push_back(value.get<std::int32_t>());
@@ -65,7 +66,7 @@ TokenIds parse_json_ids(const nlohmann::json& list, const std::string& origin) {
 }
 
 PromptInput parse_prompt_line(const std::string& line, const std::string& origin) {
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  nlohmann::ordered_json json = parse_ordered_json(line, origin);
   require_input(json.is_object(),
                 "{}: expected a JSON object with prompt_ids, prompt or messages, got '{}'", origin,
                 line.substr(0, 80));
@@ -76,18 +77,19 @@ PromptInput parse_prompt_line(const std::string& line, const std::string& origin
       static_cast<int>(has_ids) + static_cast<int>(has_text) + static_cast<int>(has_chat) == 1,
       "{}: expected one of the keys prompt_ids, prompt and messages, got '{}'", origin,
       line.substr(0, 80));
-  PromptInput prompt{.kind = PromptInput::Kind::kIds, .ids = {}, .text = "", .origin = origin};
+  PromptInput prompt{
+      .kind = PromptInput::Kind::kIds, .ids = {}, .text = "", .chat = {}, .origin = origin};
   if (has_ids) {
     prompt.ids = parse_json_ids(json["prompt_ids"], origin);
   } else if (has_text) {
     prompt.kind = PromptInput::Kind::kText;
-    const nlohmann::json& text = json["prompt"];
+    const nlohmann::ordered_json& text = json["prompt"];
     require_input(text.is_string(), "{}: prompt is {}, expected a string", origin,
                   describe_json(text));
     prompt.text = text.get<std::string>();
   } else {
     prompt.kind = PromptInput::Kind::kChat;
-    prompt.text = line;
+    prompt.chat = std::move(json);
   }
   return prompt;
 }
@@ -130,17 +132,25 @@ std::vector<PromptInput> read_prompts(const RunConfig& config) {
     prompts = read_prompt_file(config.prompts);
   }
   for (const std::string& text : config.prompt_ids) {
-    prompts.push_back(
-        {.kind = Kind::kIds, .ids = parse_id_list(text), .text = "", .origin = "--prompt-ids"});
+    prompts.push_back({.kind = Kind::kIds,
+                       .ids = parse_id_list(text),
+                       .text = "",
+                       .chat = {},
+                       .origin = "--prompt-ids"});
   }
   for (std::size_t i = 0; i < config.prompt.size(); ++i) {
     prompts.push_back({.kind = Kind::kText,
                        .ids = {},
                        .text = config.prompt[i],
+                       .chat = {},
                        .origin = fmt::format("--prompt (number {})", i)});
   }
   if (!config.chat.empty()) {
-    prompts.push_back({.kind = Kind::kChat, .ids = {}, .text = "", .origin = config.chat});
+    prompts.push_back({.kind = Kind::kChat,
+                       .ids = {},
+                       .text = "",
+                       .chat = read_ordered_json_file(config.chat),
+                       .origin = config.chat});
   }
   return prompts;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -54,13 +55,14 @@ struct PromptInput {
   enum class Kind : std::uint8_t { kIds, kText, kChat };
   Kind kind = Kind::kIds;
   std::vector<std::int32_t> ids;  // kIds; may be empty
-  std::string text;    // kText; for kChat the JSON of an object with `messages`, valid or not
-  std::string origin;  // for errors: flag, or file and line
+  std::string text;               // kText
+  nlohmann::ordered_json chat;    // kChat: what parse_chat() reads, valid or not
+  std::string origin;             // for errors: flag, or file and line
 };
 
 // The prompts of a run: each of --prompt-ids or each line of the prompts file, each --prompt, then
-// the conversation of --chat, whose file is not read (`text` is empty, `origin` its path).
-// InputError names flag or file, line and value, and says what was expected.
+// the conversation in the file of --chat, whose `origin` is the path. InputError names flag or
+// file, line and value, and says what was expected.
 std::vector<PromptInput> read_prompts(const RunConfig& config);
 
 }  // namespace kdtree

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <system_error>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -20,8 +21,9 @@ class KeyWatcher {
  public:
   explicit KeyWatcher(const std::string& origin) : origin_(origin) {}
 
-  bool operator()(int depth, nlohmann::json::parse_event_t event, const nlohmann::json& parsed) {
-    using Event = nlohmann::json::parse_event_t;
+  template <class Json>
+  bool operator()(int depth, typename Json::parse_event_t event, const Json& parsed) {
+    using Event = typename Json::parse_event_t;
     switch (event) {
       case Event::object_start:
       case Event::array_start:
@@ -34,7 +36,7 @@ class KeyWatcher {
         open_.pop_back();
         break;
       case Event::key:
-        if (!open_.back().insert(parsed.get_ref<const std::string&>()).second) {
+        if (!open_.back().insert(parsed.template get_ref<const std::string&>()).second) {
           fail_input("{}: JSON object holds the key {} twice", origin_, describe_json(parsed));
         }
         break;
@@ -62,16 +64,15 @@ std::string read_json_text(const std::string& path, std::int64_t max_bytes) {
   return text;
 }
 
-}  // namespace
-
-nlohmann::json parse_json(std::string_view text, const std::string& origin) {
+template <class Json>
+Json parse_checked(std::string_view text, const std::string& origin) {
   KeyWatcher watcher(origin);
   try {
     // By reference: the parser copies the function object, and the watcher has state.
-    return nlohmann::json::parse(
-        text, [&watcher](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
-          return watcher(depth, event, parsed);
-        });
+    return Json::parse(text,
+                       [&watcher](int depth, typename Json::parse_event_t event, Json& parsed) {
+                         return watcher(depth, event, std::as_const(parsed));
+                       });
   } catch (const nlohmann::json::exception& error) {
     // The library's own text begins with its error number in brackets.
     std::string_view cause = error.what();
@@ -82,9 +83,14 @@ nlohmann::json parse_json(std::string_view text, const std::string& origin) {
   }
 }
 
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, const std::string& origin) {
+  return parse_checked<nlohmann::json>(text, origin);
+}
+
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& origin) {
-  parse_json(text, origin);
-  return nlohmann::ordered_json::parse(text);
+  return parse_checked<nlohmann::ordered_json>(text, origin);
 }
 
 nlohmann::json read_json_file(const std::string& path, std::int64_t max_bytes) {

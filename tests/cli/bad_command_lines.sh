@@ -74,8 +74,9 @@ refused_lines() {
   refused 0 "$words" "${generate[@]}" --prompts "$work/prompts.jsonl"
 }
 good='{"prompt_ids": [1, 2]}'
-refused_lines "prompts.jsonl: line 2: expected a JSON object with prompt_ids, prompt or messages, got 'hello'" \
-  "$good" hello
+refused_lines 'prompts.jsonl: line 2: not valid JSON' "$good" hello
+refused_lines 'prompts.jsonl: line 2: JSON object holds the key "prompt_ids" twice' "$good" \
+  '{"prompt_ids": [1], "prompt_ids": [2]}'
 refused_lines 'prompts.jsonl: line 1: expected a JSON object with prompt_ids' '[1, 2]'
 refused_lines 'prompts.jsonl: line 2: prompt is [1], expected a string' "$good" '{"prompt": [1]}'
 refused_lines 'prompts.jsonl: line 2: expected one of the keys prompt_ids, prompt and messages' \

@@ -64,25 +64,28 @@ TEST_F(EnginePrompts, TextsAndConversations) {
   EXPECT_EQ(prompts[0].text, "a\nb");
   EXPECT_EQ(prompts[0].origin, path_ + ": line 1");
   EXPECT_EQ(prompts[1].kind, Kind::kChat);
-  EXPECT_EQ(prompts[1].text, chat);
+  EXPECT_EQ(prompts[1].chat, nlohmann::ordered_json::parse(chat));
   EXPECT_EQ(prompts[1].origin, path_ + ": line 2");
   EXPECT_EQ(prompts[2].kind, Kind::kIds);
   EXPECT_EQ(prompts[2].ids, Ids{3});
 }
 
 TEST_F(EnginePrompts, AllSourcesInOrder) {
+  const std::string chat_path = folder_ / "chat.json";
   write_file(path_, "{\"prompt_ids\": [1]}");
+  write_file(chat_path, "[{\"role\": \"user\"}]");
   RunConfig config;
   config.prompts = path_;
   config.prompt = {"a", "b"};
-  config.chat = "chat.json";
+  config.chat = chat_path;
   const std::vector<PromptInput> prompts = read_prompts(config);
   ASSERT_EQ(prompts.size(), 4U);
   EXPECT_EQ(prompts[0].kind, Kind::kIds);
   EXPECT_EQ(prompts[2].text, "b");
   EXPECT_EQ(prompts[2].origin, "--prompt (number 1)");
   EXPECT_EQ(prompts[3].kind, Kind::kChat);
-  EXPECT_EQ(prompts[3].origin, "chat.json");
+  EXPECT_EQ(prompts[3].chat[0]["role"], "user");
+  EXPECT_EQ(prompts[3].origin, chat_path);
 }
 
 TEST_F(EnginePrompts, WrongLinesAreNamed) {
@@ -101,6 +104,9 @@ TEST_F(EnginePrompts, WrongLinesAreNamed) {
   expect_input_error([&] { from_file("{\"prompt_ids\": [18446744073709551615]}"); }, {"line 1"});
   expect_input_error([&] { from_file("{\"prompt_ids\": [true]}"); }, {"line 1", "true"});
   expect_input_error([&] { from_file("{\"prompt_ids\": [1]"); }, {"line 1"});
+  expect_input_error([&] { from_file("{\"prompt\": \"a\", \"prompt\": \"b\"}"); },
+                     {"line 1", "holds the key \"prompt\" twice"});
+  expect_input_error([&] { from_file(good + "hello"); }, {"line 2", "not valid JSON"});
   expect_input_error([&] { from_file("\n\n"); }, {path_, "no prompt"});
 }
 

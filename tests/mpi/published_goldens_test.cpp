@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, PublishedGoldens,
                          testing::Values("kimi_nested_int4", "deepseek_v3_fp8_groups",
                                          "dflash_trained_bf16", "deepseek_v2_lite",
                                          "deepseek_v2_groups", "moonlight", "uneven_tied",
-                                         "fp8_partial_blocks"));
+                                         "fp8_partial_blocks", "moe_layer_freq"));
 
 // The published drafting programs print log-probabilities to about 1e-5, and the drafter's passes
 // differ from ours in the order of addition like the target's.

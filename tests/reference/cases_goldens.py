@@ -81,7 +81,7 @@ class PublishedGoldens(unittest.TestCase):
 
     def test_other_layouts(self) -> None:
         for folder in ("deepseek_v2_lite", "deepseek_v2_groups", "moonlight", "uneven_tied",
-                       "fp8_partial_blocks"):
+                       "fp8_partial_blocks", "moe_layer_freq"):
             with self.subTest(folder=folder):
                 self.check(read_target(folder), read_cases(folder))
 

@@ -1,11 +1,12 @@
 """Writes small checkpoints in published layouts, with outputs that transformers computed in FP32.
 
-    python3 make_layout_fixtures.py ../data/goldens
+    python3 make_layout_fixtures.py ../data/goldens [NAME...]
 
 Needs transformers 5.24.0, torch 2.15.0 and numpy. Weights are random and stored as bf16 (or fp8);
 transformers computes with the stored values, widened to float32. transformers 5.24 scales the
 attention scores of DeepSeek-V2 by mscale^2 under YaRN, as the published model does; earlier
-versions leave that out, so that the version is checked.
+versions leave that out, so that the version is checked. They have no moe_layer_freq either: dense
+layers are put where the published code of DeepSeek has them.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ FIXTURES: dict[str, tuple[dict[str, Any], set[str]]] = {
                                                     "activation_scheme": "dynamic",
                                                     "weight_block_size": [BLOCK, BLOCK]}},
                            {"fp8"}),
+    # Experts in layers 2 and 4, dense layers 0, 1 and 3.
+    "moe_layer_freq": ({**COMMON, **V3, "num_hidden_layers": 5, "moe_layer_freq": 2,
+                        "n_shared_experts": 1, "q_lora_rank": 40}, set()),
 }
 
 
@@ -88,6 +92,10 @@ def reference_model(config: dict[str, Any]) -> torch.nn.Module:
     made._experts_implementation = "eager"
     kind = transformers.DeepseekV2ForCausalLM if v2 else transformers.DeepseekV3ForCausalLM
     model = kind(made).float().eval()
+    dense = model.model.layers[0].mlp
+    for index, layer in enumerate(model.model.layers):
+        if index % config["moe_layer_freq"]:
+            layer.mlp = type(dense)(made, config["intermediate_size"]).float().eval()
     if v2:
         # mscale 0.707, factor 40: (0.1 * 0.707 * ln 40 + 1)^2 / sqrt(head)
         head = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
@@ -192,6 +200,8 @@ def main() -> None:
     assert transformers.__version__ == TRANSFORMERS, transformers.__version__
     torch.set_num_threads(1)
     for number, (name, (config, how)) in enumerate(FIXTURES.items()):
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
         torch.manual_seed(number)
         rng = np.random.default_rng(number)
         model = reference_model(config)

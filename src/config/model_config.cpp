@@ -24,7 +24,6 @@ constexpr IntegerBounds kHeads{.low = 1, .high = 1 << 16};
 constexpr IntegerBounds kLayers{.low = 1, .high = 1024};
 constexpr IntegerBounds kExperts{.low = 1, .high = 1 << 14};
 constexpr IntegerBounds kTokens{.low = 1, .high = (std::int64_t{1} << 31) - 1};
-constexpr IntegerBounds kTokenId{.low = 0, .high = (std::int64_t{1} << 31) - 1};
 
 // The first entry of `architectures`, which must be one of `choices`; `absent` where the key is.
 std::string read_architecture(const ConfigReader& config, std::string_view absent,
@@ -130,7 +129,8 @@ ModelConfig read_model(const ConfigReader& top, const ConfigReader& config,
   read_experts(config, model);
   model.rope = read_rope(config, model.max_position_embeddings);
   const ConfigReader& eos = config.find("eos_token_id") != nullptr ? config : top;
-  model.eos_token_ids = eos.integers_or_empty("eos_token_id", kTokenId, true);
+  model.eos_token_ids =
+      eos.integers_or_empty("eos_token_id", {.low = 0, .high = model.vocab_size - 1}, true);
   const ConfigReader& tie = config.find("tie_word_embeddings") != nullptr ? config : top;
   model.tie_word_embeddings = tie.flag_or("tie_word_embeddings", false);
   read_all_quantization(top, config, model);

@@ -32,8 +32,10 @@ NamedText read_named_text(const std::filesystem::path& path) {
 // The files of a directory.
 ModelFileFinder files_in(const std::filesystem::path& folder) {
   return [folder](const std::string& name) -> std::optional<NamedText> {
+    // A link that leads nowhere is an error of its own, not an absent file.
     std::error_code ignored;
-    if (!std::filesystem::exists(folder / name, ignored)) {
+    const auto status = std::filesystem::symlink_status(folder / name, ignored);
+    if (!std::filesystem::exists(status)) {
       return std::nullopt;
     }
     return read_named_text(folder / name);

@@ -155,8 +155,9 @@ Container read_bundle(const std::string& path, const std::optional<ShardOf>& rea
 
 std::optional<NamedText> find_directory_file(const std::string& directory, const std::string& name) {
   const std::string path = in_directory(directory, name);
+  // A link that leads nowhere is an error of its own, not an absent file.
   std::error_code ignored;
-  if (!fs::exists(path, ignored)) {
+  if (!fs::exists(fs::symlink_status(path, ignored))) {
     return std::nullopt;
   }
   const InputFile file(path);

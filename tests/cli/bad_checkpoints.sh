@@ -72,6 +72,27 @@ dir_weight_shape experts.0.down_proj.weight_shape" holds [64, 128], expected [12
 dir_group_size is packed INT4, but groups of 48 do not divide
 dir_dtype_f64 tensor "model.norm.weight" is of dtype F64
 dir_dtype_unknown "BF61"
+dir_shape_overflow but shape [1099511627776,1099511627776] of F32 takes more than any file
+dir_shape_negative a size of shape is -1, expected an integer from 0 to 2^60
+dir_offset_negative data_offsets[0] is -2, expected an integer from 0 to 2^60
+dir_offset_float data_offsets[0] is 0.0, expected an integer from 0 to 2^60
+dir_offset_text data_offsets[0] is "0", expected an integer from 0 to 2^60
+dir_name_bytes dir_name_bytes/model.safetensors: not valid JSON
+dir_empty_file 0 bytes are too few for a safetensors file
+dir_index_list key 'weight_map' is [], expected an object
+dir_index_number is 3, expected a file name
+dir_index_absolute is "/shard.safetensors", expected the name of a file beside it
+dir_directory dir_directory/model.safetensors: not a regular file
+dir_pipe dir_pipe/model.safetensors: not a regular file
+dir_pipe_shard model-00002-of-000003.safetensors: not a regular file
+pipe.kdtr pipe.kdtr: not a regular file
+dir_end_link dir_end_link/generation_config.json: No such file or directory
+dir_few_tokens has shape [512, 128], expected [511, 128]
+dir_no_experts key 'n_routed_experts' is 0, expected a positive integer
+dir_top_k key 'num_experts_per_tok' is 17, expected an integer from 1 to 16
+dir_rope_factor key 'rope_scaling.factor' is 0, expected a number from 1
+dir_end_beyond key 'eos_token_id' is 512, expected an integer from 0 to 511
+dir_eps_nan dir_eps_nan/config.json: not valid JSON
 /dev/null /dev/null: not a regular file
 CASES
 
@@ -162,9 +183,21 @@ refused 3 'tensor "model.layers.2.mlp.gate.weight" is missing' \
   generate --model missing_tensor.kdtr "${prompt[@]}"
 refused 3 "key 'kv_lora_rank' is missing" generate --model missing_key.kdtr "${prompt[@]}"
 refused 3 'target_layer_ids names layer 3' generate --model draft_tap.kdtr "${prompt[@]}"
-refused 3 'dir_overlap/model.safetensors: tensor' generate --model dir_overlap "${prompt[@]}"
-refused 3 'dir_truncated/model.safetensors: truncated' \
-  generate --model dir_truncated "${prompt[@]}"
+# MODEL WORDS
+while read -r model words; do
+  refused 3 "$words" generate --model "$model" "${prompt[@]}"
+done <<'CASES'
+dir_no_shard dir_no_shard/model-00002-of-000003.safetensors: no such file
+dir_lacking is missing, although dir_lacking/model.safetensors.index.json places it there
+dir_overlap dir_overlap/model.safetensors: tensor
+dir_truncated dir_truncated/model.safetensors: truncated
+dir_long_header dir_long_header/model.safetensors: header of 18446744073709551615 bytes
+dir_twice dir_twice/model.safetensors: JSON object holds the key "__metadata__" twice
+dir_dtype_f64 tensor "model.norm.weight" is of dtype F64
+dir_group_size is packed INT4, but groups of 48 do not divide
+dir_int4_scale_shape experts.0.down_proj.weight_scale" has shape [2, 128], expected [128, 2]
+dir_pipe_shard model-00002-of-000003.safetensors: not a regular file
+CASES
 refused 3 'experts.0.down_proj.weight_scale": scale [3, 1] is nan' \
   generate --model dir_int4_nan "${prompt[@]}"
 refused 3 'down_proj.weight_scale_inv": scale [1, 0] is nan' \

@@ -133,13 +133,20 @@ hello|chat.json: not valid JSON
 [{"role": "user"}]|key '[0].content' is missing
 {"messages": [{"role": "user", "content": "a"}], "tools": [1]}|key 'tools[0]' is 1, expected an object
 CASES
+printf '[{"role": "judge", "content": "a"}]' >"$work/chat.json"
+refused 3 "key '[0].role' is \"judge\", expected system or user" generate "${chat[@]}" \
+  --chat-template kimi-k2.6
 refused 0 'holds no tokenizer: give --tokenizer' generate --model "$tiny" --prompt a
 refused 0 'nowhere: no such file or directory' "${run[@]}" --tokenizer nowhere --prompt a
-refused 0 'its ids go up to 1855' "${run[@]}" --prompt a \
-  --tokenizer "$KDTREE_SOURCE/tests/data/tokenizer/kimi_like"
+for ranks in 0 3; do
+  refused $ranks 'its ids go up to 1855' "${run[@]}" --prompt a \
+    --tokenizer "$KDTREE_SOURCE/tests/data/tokenizer/kimi_like"
+done
 cp -r "$tokenizer" "$work/broken"
 sed -i '5s/ 4$/ four/' "$work/broken/tiktoken.model"
-refused 0 "line 5: the rank is 'four'" "${run[@]}" --tokenizer "$work/broken" --prompt a
+for ranks in 0 3; do
+  refused $ranks "line 5: the rank is 'four'" "${run[@]}" --tokenizer "$work/broken" --prompt a
+done
 sed -i 's/true/maybe/' "$work/begin/tokenizer_config.json"
 refused 0 'tokenizer_config.json: not valid JSON' "${run[@]}" --tokenizer "$work/begin" --prompt a
 printf '{"eos_token_id": "1"}' >"$work/target/generation_config.json"

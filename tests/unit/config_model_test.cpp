@@ -327,6 +327,7 @@ TEST(ConfigModel, RefusesWhatIsOutOfRange) {
       {"/norm_topk_prob", 1, "norm_topk_prob", "true or false"},
       {"/eos_token_id", "stop", "eos_token_id", "an integer"},
       {"/eos_token_id", {1, -2}, "eos_token_id", "a list"},
+      {"/eos_token_id", 129280, "eos_token_id", "from 0 to 129279"},
       {"/rope_theta", 0, "rope_theta", "a number"},
       {"/rope_theta", 1, "rope_theta", "above 1 with YaRN"},
       {"/rope_scaling/factor", kErased, "rope_scaling.factor", "missing"},

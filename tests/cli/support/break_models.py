@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import struct
 import sys
@@ -281,6 +282,64 @@ def break_directories(goldens: Path, out: Path) -> None:
                   replaced("model.norm.weight", lambda array: array.astype(np.float64), "F64"))
     raw_header_change("dir_dtype_unknown",
                       lambda content: content.replace(b'"dtype":"BF16"', b'"dtype":"BF61"', 1))
+
+    def first_entry(key: str, value: Any) -> Callable[[bytes], bytes]:
+        """Another value under a key of the first tensor's entry."""
+        def change(content: bytes) -> bytes:
+            (size,) = struct.unpack("<Q", content[:8])
+            header = json.loads(content[8:8 + size])
+            names = [name for name in header if name != "__metadata__"]
+            header[min(names, key=lambda name: header[name]["data_offsets"])][key] = value
+            text = json.dumps(header).encode("utf-8")
+            return struct.pack("<Q", len(text)) + text + content[8 + size:]
+        return change
+
+    raw_header_change("dir_shape_overflow", first_entry("shape", [2**40, 2**40]))
+    raw_header_change("dir_shape_negative", first_entry("shape", [-1, -16]))
+    raw_header_change("dir_offset_negative", first_entry("data_offsets", [-2, 62]))
+    raw_header_change("dir_offset_float", first_entry("data_offsets", [0.0, 64.0]))
+    raw_header_change("dir_offset_text", first_entry("data_offsets", ["0", "64"]))
+    raw_header_change("dir_name_bytes",
+                      lambda content: content.replace(b'"model.norm.weight"',
+                                                      b'"model.n\xffrm.weight"', 1))
+    raw_header_change("dir_empty_file", lambda content: b"")
+
+    def index_change(name: str, change: Callable[[Header], None]) -> None:
+        path = copied(kimi, out / name) / INDEX_NAME
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        change(entries)
+        path.write_text(json.dumps(entries), encoding="utf-8")
+
+    index_change("dir_index_list", lambda entries: entries.update(weight_map=[]))
+    index_change("dir_index_number",
+                 lambda entries: entries["weight_map"].update({min(entries["weight_map"]): 3}))
+    index_change("dir_index_absolute", lambda entries: entries["weight_map"].update(
+        {min(entries["weight_map"]): "/shard.safetensors"}))
+
+    # What stands where a file should.
+    directory = copied(plain, out / "dir_directory") / "model.safetensors"
+    directory.unlink()
+    directory.mkdir()
+    for source, name, file in ((plain, "dir_pipe", "model.safetensors"),
+                               (kimi, "dir_pipe_shard", "model-00002-of-000003.safetensors")):
+        pipe = copied(source, out / name) / file
+        pipe.unlink()
+        os.mkfifo(pipe)
+    os.mkfifo(out / "pipe.kdtr")
+    link = copied(plain, out / "dir_end_link") / "generation_config.json"
+    link.unlink(missing_ok=True)
+    link.symlink_to("nowhere")
+
+    def config_change(name: str, **values: Any) -> None:
+        edit_config(copied(plain, out / name), lambda config: config.update(values))
+
+    yarn = {"type": "yarn", "factor": 0, "original_max_position_embeddings": 64}
+    config_change("dir_few_tokens", vocab_size=511)
+    config_change("dir_no_experts", n_routed_experts=0)
+    config_change("dir_top_k", num_experts_per_tok=17)
+    config_change("dir_rope_factor", rope_scaling=yarn)
+    config_change("dir_end_beyond", eos_token_id=512)
+    config_change("dir_eps_nan", rms_norm_eps=float("nan"))
 
     def group_size(config: Header) -> None:
         text = config.get("text_config", config)

@@ -55,6 +55,15 @@ void InputFile::read(std::int64_t offset, std::int64_t bytes, void* target) cons
   }
 }
 
+// Of both advices no error matters: the reads that follow meet it again.
+void InputFile::expect_sequential_reads() const {
+  ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
+}
+
+void InputFile::will_need(std::int64_t offset, std::int64_t bytes) const {
+  ::posix_fadvise(descriptor_, offset, bytes, POSIX_FADV_WILLNEED);
+}
+
 OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
   check(descriptor_ >= 0, "{}: {}", path_, std::strerror(errno));

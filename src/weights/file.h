@@ -20,6 +20,10 @@ class InputFile {
   // Fills target[0, bytes) from `offset`. Safe from several threads. InputError if the file ends
   // before that or cannot be read.
   void read(std::int64_t offset, std::int64_t bytes, void* target) const;
+  // Tells the system that the file is read from front to back, so that it reads further ahead.
+  void expect_sequential_reads() const;
+  // Has the system begin to read [offset, offset + bytes) into its cache, without waiting for it.
+  void will_need(std::int64_t offset, std::int64_t bytes) const;
 
  private:
   std::string path_;

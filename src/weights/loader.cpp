@@ -66,13 +66,14 @@ void run_shape_check(const FileSet& files, const ShapeCheck& shape) {
 // Carries a plan out: reads on threads, uploads on the calling one.
 class PlanRunner {
  public:
-  PlanRunner(LoadPlan& plan, const LoadOptions& options, std::byte* device)
+  PlanRunner(LoadPlan& plan, const LoadOptions& options, Backend& backend, std::byte* device)
       : plan_(plan),
         options_(options),
         device_(device),
         files_(plan),
         num_threads_(std::max(options.num_threads, 1)),
-        queue_(num_threads_ * static_cast<int>(kSlotsPerThread), options.piece_bytes) {
+        backend_(backend),
+        queue_(backend, num_threads_ * static_cast<int>(kSlotsPerThread), options.piece_bytes) {
     // In the order of the files, as far as threads keep it.
     std::sort(plan_.regions.begin(), plan_.regions.end(), [](const auto& left, const auto& right) {
       return std::tie(left.values->file, left.values->file_offset) <
@@ -80,7 +81,7 @@ class PlanRunner {
     });
   }
 
-  LoadStatistics run(Backend& backend, const std::string& label) {
+  LoadStatistics run(const std::string& label) {
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t own = own_bytes(plan_);
     std::int64_t bytes = 0;
@@ -88,9 +89,9 @@ class PlanRunner {
       bytes += region.device_bytes() + region.rows.size() * region.scale_row_bytes();
     }
     Progress progress(label, bytes);
-    draw_random(backend, progress);
+    draw_random(progress);
     queue_.run(
-        num_threads_, [this] { work(); }, backend,
+        num_threads_, [this] { work(); }, backend_,
         [&progress](std::int64_t done) { progress.add(done); });
     progress.finish();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
@@ -103,16 +104,16 @@ class PlanRunner {
 
  private:
   // Drawn in place, by the device; only what has to be read is left in the plan.
-  void draw_random(Backend& backend, Progress& progress) {
+  void draw_random(Progress& progress) {
     for (const LoadRegion& region : plan_.regions) {
       if (region.values->random) {
-        backend.fill_random(*region.values->random,
-                            {.first_row = region.rows.begin,
-                             .first_column = region.columns.begin,
-                             .total_columns = region.total_columns},
-                            TensorView(device_ + region.device_offset, region.output,
-                                       Shape{region.rows.size(), region.columns.size()}));
-        backend.synchronize();
+        backend_.fill_random(*region.values->random,
+                             {.first_row = region.rows.begin,
+                              .first_column = region.columns.begin,
+                              .total_columns = region.total_columns},
+                             TensorView(device_ + region.device_offset, region.output,
+                                        Shape{region.rows.size(), region.columns.size()}));
+        backend_.synchronize();
         progress.add(region.device_bytes());
       }
     }
@@ -142,13 +143,14 @@ class PlanRunner {
       return;
     }
     const std::int64_t element = dtype_bytes(region.output);
-    for (const RegionPiece& piece : cut_region(region, options_.piece_bytes)) {
-      auto slot = queue_.acquire();
+    const std::vector<RegionPiece> pieces = cut_region(region, options_.piece_bytes);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const RegionPiece& piece = pieces[i];
+      will_need(region, pieces, i);
+      auto slot = queue_.acquire(piece.rows.size() * piece.columns.size() * element);
       if (slot == nullptr) {
         return;
       }
-      slot->bytes = piece.rows.size() * piece.columns.size() * element;
-      slot->memory.resize(static_cast<std::size_t>(slot->bytes));
       slot->device = device_ + region.device_offset + piece.rows.begin * region.row_bytes() +
                      piece.columns.begin * element;
       reader.read(piece, slot->memory.data());
@@ -158,12 +160,23 @@ class PlanRunner {
     note_scratch(reader.scratch_bytes());
   }
 
+  // Before piece `next` is read: the one behind it too, so that the disk works meanwhile.
+  void will_need(const LoadRegion& region, const std::vector<RegionPiece>& pieces,
+                 std::size_t next) const {
+    for (std::size_t i = next == 0 ? 0 : next + 1; i < pieces.size() && i < next + 2; ++i) {
+      files_.will_need(region, pieces[i]);
+    }
+  }
+
   void load_quantized(const LoadRegion& region, RegionReader& reader) {
     const std::string place = tensor_place(*region.values);
     const std::int64_t group = region.quantize_group;
     std::vector<float> values;
     std::vector<std::byte> scales;
-    for (const RegionPiece& piece : cut_region(region, options_.piece_bytes)) {
+    const std::vector<RegionPiece> pieces = cut_region(region, options_.piece_bytes);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const RegionPiece& piece = pieces[i];
+      will_need(region, pieces, i);
       const std::int64_t columns = piece.columns.size();
       values.resize(static_cast<std::size_t>(piece.rows.size() * columns));
       reader.read(piece, values.data());
@@ -207,12 +220,11 @@ class PlanRunner {
 
   // Copies the bytes into a slot; false once another thread has failed.
   bool send(std::span<const std::byte> bytes, void* device) {
-    auto slot = queue_.acquire();
+    auto slot = queue_.acquire(std::ssize(bytes));
     if (slot == nullptr) {
       return false;
     }
-    slot->bytes = std::ssize(bytes);
-    slot->memory.assign(bytes.begin(), bytes.end());
+    std::memcpy(slot->memory.data(), bytes.data(), bytes.size());
     slot->device = device;
     queue_.submit(std::move(slot));
     return true;
@@ -223,6 +235,7 @@ class PlanRunner {
   std::byte* device_;
   FileSet files_;
   int num_threads_;
+  Backend& backend_;
   UploadQueue queue_;
   std::atomic<std::size_t> next_{0};
   std::atomic<std::int64_t> scratch_bytes_{0};
@@ -255,7 +268,7 @@ WeightStore carry_out(LoadPlan plan, const LoadOptions& options, Backend& backen
   Buffer memory = backend.allocate(plan.device_bytes);
   auto* device = static_cast<std::byte*>(memory.data());
   WeightStore store;
-  store.set_load_statistics(PlanRunner(plan, options, device).run(backend, label));
+  store.set_load_statistics(PlanRunner(plan, options, backend, device).run(label));
   add_views(plan, device, store);
   for (const PlannedMatrix& matrix : plan.matrices) {
     backend.prepare(store.matrix(matrix.name));

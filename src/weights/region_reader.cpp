@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "core/check.h"
 #include "weights/number_formats.h"
@@ -33,7 +34,9 @@ FileSet::FileSet(const LoadPlan& plan) {
 
 void FileSet::open(const StoredTensor* tensor) {
   if (tensor != nullptr && !tensor->random && !files_.contains(tensor->file)) {
-    files_.emplace(tensor->file, std::make_unique<InputFile>(tensor->file));
+    auto file = std::make_unique<InputFile>(tensor->file);
+    file->expect_sequential_reads();  // regions are sorted by their place
+    files_.emplace(tensor->file, std::move(file));
   }
 }
 
@@ -43,6 +46,27 @@ void FileSet::read(const StoredTensor& tensor, std::int64_t offset, std::int64_t
   bytes_read_ += bytes;
   if (purpose == Purpose::kChecksumOnly) {
     checksum_bytes_ += bytes;
+  }
+}
+
+void FileSet::will_need(const LoadRegion& region, const RegionPiece& piece) const {
+  if (piece.columns.size() == region.total_columns || piece.rows.size() == 1) {
+    return;
+  }
+  const auto advise = [&](const StoredTensor& tensor, std::int64_t per_element) {
+    const std::int64_t element = dtype_bytes(tensor.dtype);
+    const std::int64_t row_bytes = region.total_columns / per_element * element;
+    const std::int64_t first_row = region.rows.begin + piece.rows.begin;
+    const std::int64_t first = (region.columns.begin + piece.columns.begin) / per_element;
+    const std::int64_t last = (region.columns.begin + piece.columns.end) / per_element;
+    const std::int64_t begin = first_row * row_bytes + first * element;
+    const std::int64_t end = (first_row + piece.rows.size() - 1) * row_bytes + last * element;
+    files_.at(tensor.file)->will_need(tensor.file_offset + begin, end - begin);
+  };
+  const bool int4 = region.decode == LoadRegion::Decode::kInt4;
+  advise(*region.values, int4 ? kInt4PerWord : 1);
+  if (int4) {
+    advise(*region.scales, region.group_size);
   }
 }
 

@@ -16,6 +16,13 @@
 
 namespace kdtree {
 
+// A part of a region, counted from the region's first row and column: whole rows, or some columns
+// of one row.
+struct RegionPiece {
+  Range rows;
+  Range columns;
+};
+
 // The open files of a checkpoint. Safe from several threads once made. Every byte of a tensor that
 // a load reads is read and counted here.
 class FileSet {
@@ -30,6 +37,10 @@ class FileSet {
   // Fills `target` with bytes [offset, offset + bytes) of the tensor.
   void read(const StoredTensor& tensor, std::int64_t offset, std::int64_t bytes, void* target,
             Purpose purpose = Purpose::kContent) const;
+  // If the piece is a part of several rows, has the system begin to read them, what lies between
+  // them included: many small reads with gaps would wait for the disk one by one. Pieces without
+  // gaps are large enough by themselves.
+  void will_need(const LoadRegion& region, const RegionPiece& piece) const;
   // Bytes that read() has read so far, and how many of them for a checksum alone.
   std::int64_t bytes_read() const { return bytes_read_; }
   std::int64_t checksum_bytes() const { return checksum_bytes_; }
@@ -68,13 +79,6 @@ void read_rows(const FileSet& files, const StoredTensor& tensor, const StoredSli
 // (first_row, first_column) of the stored tensor.
 void check_scales(const StoredTensor& scales, std::span<const float> values, std::int64_t columns,
                   std::int64_t first_row, std::int64_t first_column);
-
-// A part of a region, counted from the region's first row and column: whole rows, or some columns
-// of one row.
-struct RegionPiece {
-  Range rows;
-  Range columns;
-};
 
 // Pieces of at most piece_bytes of region.output each, in the order of rows and columns, that cover
 // the region. Rows are cut between groups of scales only, so that piece_bytes must hold a group.

@@ -3,26 +3,27 @@
 #include <thread>
 #include <utility>
 
+#include "core/check.h"
+
 namespace kdtree {
 
-UploadQueue::UploadQueue(int num_slots, std::int64_t slot_bytes) {
+UploadQueue::UploadQueue(Backend& backend, int num_slots, std::int64_t slot_bytes) {
   for (int index = 0; index < num_slots; ++index) {
     auto slot = std::make_unique<UploadSlot>();
-    // A vector that grows piece by piece would take up to twice what it holds.
-    slot->memory.reserve(static_cast<std::size_t>(slot_bytes));
+    slot->memory = backend.allocate_host(slot_bytes);
     free_.push_back(std::move(slot));
   }
 }
 
 std::int64_t UploadQueue::slot_bytes() const {
-  std::size_t bytes = 0;
+  std::int64_t bytes = 0;
   for (const auto& slot : free_) {
-    bytes += slot->memory.capacity();
+    bytes += slot->memory.bytes();
   }
-  return static_cast<std::int64_t>(bytes);
+  return bytes;
 }
 
-std::unique_ptr<UploadSlot> UploadQueue::acquire() {
+std::unique_ptr<UploadSlot> UploadQueue::acquire(std::int64_t bytes) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return stopped_ || !free_.empty(); });
   if (stopped_) {
@@ -30,6 +31,9 @@ std::unique_ptr<UploadSlot> UploadQueue::acquire() {
   }
   std::unique_ptr<UploadSlot> slot = std::move(free_.front());
   free_.pop_front();
+  check(bytes <= slot->memory.bytes(), "a piece of {} bytes in a slot of {}", bytes,
+        slot->memory.bytes());
+  slot->bytes = bytes;
   return slot;
 }
 

@@ -14,20 +14,23 @@
 
 namespace kdtree {
 
-// A piece on its way: bytes of `memory` for `device`.
+// A piece on its way: the first `bytes` of `memory` for `device`.
 struct UploadSlot {
-  std::vector<std::byte> memory;
+  Buffer memory;
   void* device = nullptr;
   std::int64_t bytes = 0;
 };
 
 class UploadQueue {
  public:
-  // At most `num_slots` pieces of at most slot_bytes bytes exist at a time.
-  UploadQueue(int num_slots, std::int64_t slot_bytes);
+  // At most `num_slots` pieces of at most slot_bytes bytes exist at a time. Their memory is the
+  // backend's own host memory, which a GPU copies from without a stage between; it lives as long as
+  // the queue.
+  UploadQueue(Backend& backend, int num_slots, std::int64_t slot_bytes);
 
-  // For the reading threads. Waits for a free slot; nullptr once another thread has failed.
-  std::unique_ptr<UploadSlot> acquire();
+  // For the reading threads. Waits for a free slot, for a piece of `bytes` bytes; nullptr once
+  // another thread has failed.
+  std::unique_ptr<UploadSlot> acquire(std::int64_t bytes);
   void submit(std::unique_ptr<UploadSlot> slot);
   bool failed();
   // Host memory of all slots together, in bytes; once run() has returned.

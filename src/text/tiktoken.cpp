@@ -195,6 +195,7 @@ Tokenizer parse_tiktoken(const NamedText& ranks, const NamedText& config) {
   auto parts = std::make_unique<TokenizerParts>();
   parts->origin = ranks.origin;
   RankTable table = read_ranks(ranks);
+  require_input(!table.tokens.empty(), "{}: no line holds a token and its rank", ranks.origin);
   parts->tokens = std::move(table.tokens);
   parts->kinds.assign(parts->tokens.size(), TokenKind::kPlain);
   add_tokens(static_cast<std::int32_t>(parts->tokens.size()), config, *parts);

@@ -21,6 +21,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
 
 import argparse
+import array
+import itertools
 import json
 import random
 import statistics
@@ -31,8 +33,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests/reference"))
@@ -142,10 +142,10 @@ def timed(way: Callable[[Texts], list], texts: Texts) -> float:
 
 def compare_ids(name: str, texts: Texts, path: Path, ways: dict, ids_of: Callable) -> int:
     """The number of ids; ends the program if the methods disagree."""
-    engine = np.fromfile(f"{path}.ids", np.int32)
+    engine = array.array("i", Path(f"{path}.ids").read_bytes())
     for way, encode in ways.items():
-        ids = np.concatenate([np.asarray(ids_of(made), np.int32) for made in encode(texts)])
-        if not np.array_equal(engine, ids):
+        ids = array.array("i", itertools.chain.from_iterable(map(ids_of, encode(texts))))
+        if engine != ids:
             sys.exit(f"{name}: the ids of the engine ({len(engine)}) and of {way} ({len(ids)}) "
                      "differ: nothing is measured")
     return len(engine)

@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests/reference"))
@@ -88,10 +89,18 @@ def make_texts(num_bytes: int, tokens: list[str], seed: int) -> dict[str, Texts]
     return {**texts, "mixed": mixed}
 
 
-class Engine:
-    """kdtree_encode_texts as a process beside this one."""
+class Package(NamedTuple):
+    label: str  # name and version
+    ways: dict[str, Callable[[Texts], list]]  # to encode documents
+    ids_of: Callable  # what a way gives for a document, as ids
+    tokens: list[str]  # of the vocabulary; may be empty
 
-    def __init__(self, program: Path, tokenizer: Path):
+
+class Engine:
+    """kdtree_encode_texts as a process beside this one; its files are in `folder`."""
+
+    def __init__(self, program: Path, tokenizer: Path, folder: Path):
+        self.folder = folder
         self._process = subprocess.Popen([program, tokenizer], stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, text=True)
 
@@ -109,8 +118,7 @@ class Engine:
         self._process.wait()
 
 
-def open_package(path: Path) -> tuple[str, dict[str, Callable[[Texts], list]], Callable, list[str]]:
-    """Name and version, its ways to encode documents, how their results become ids, the tokens."""
+def open_package(path: Path) -> Package:
     if path.is_dir():
         import tiktoken
         # Documents are too short for the cuts of long texts that Kimi's own code makes.
@@ -120,7 +128,7 @@ def open_package(path: Path) -> tuple[str, dict[str, Callable[[Texts], list]], C
                                      for text in texts],
             "encode_ordinary": lambda texts: [encoding.encode_ordinary(text) for text in texts],
         }
-        return f"tiktoken {tiktoken.__version__}", ways, lambda ids: ids, []
+        return Package(f"tiktoken {tiktoken.__version__}", ways, lambda ids: ids, [])
     import tokenizers
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     ways = {
@@ -131,7 +139,7 @@ def open_package(path: Path) -> tuple[str, dict[str, Callable[[Texts], list]], C
                                                                        add_special_tokens=False),
     }
     tokens = [tokenizer.decode([token]) for token in tokenizer.get_vocab().values()]
-    return f"tokenizers {tokenizers.__version__}", ways, lambda made: made.ids, tokens
+    return Package(f"tokenizers {tokenizers.__version__}", ways, lambda made: made.ids, tokens)
 
 
 def timed(way: Callable[[Texts], list], texts: Texts) -> float:
@@ -140,26 +148,26 @@ def timed(way: Callable[[Texts], list], texts: Texts) -> float:
     return time.process_time() - start
 
 
-def compare_ids(name: str, texts: Texts, path: Path, ways: dict, ids_of: Callable) -> int:
+def compare_ids(name: str, texts: Texts, path: Path, package: Package) -> int:
     """The number of ids; ends the program if the methods disagree."""
     engine = array.array("i", Path(f"{path}.ids").read_bytes())
-    for way, encode in ways.items():
-        ids = array.array("i", itertools.chain.from_iterable(map(ids_of, encode(texts))))
+    for way, encode in package.ways.items():
+        ids = array.array("i", itertools.chain.from_iterable(map(package.ids_of, encode(texts))))
         if engine != ids:
             sys.exit(f"{name}: the ids of the engine ({len(engine)}) and of {way} ({len(ids)}) "
                      "differ: nothing is measured")
     return len(engine)
 
 
-def measure(name: str, texts: Texts, package: tuple, engine: Engine, path: Path,
-            repeats: int) -> dict:
-    label, ways, ids_of, _ = package
+def measure(name: str, texts: Texts, package: Package, engine: Engine, repeats: int) -> dict:
+    path = engine.folder / f"{name}.txt"
     content = SEPARATOR.join(texts).encode()
     path.write_bytes(content)
     engine.encode(path)
-    num_ids = compare_ids(name, texts, path, ways, ids_of)
+    num_ids = compare_ids(name, texts, path, package)
     runs = {"engine": lambda: engine.encode(path),
-            **{way: (lambda encode=encode: timed(encode, texts)) for way, encode in ways.items()}}
+            **{way: (lambda encode=encode: timed(encode, texts))
+               for way, encode in package.ways.items()}}
     seconds: dict[str, list[float]] = {way: [] for way in runs}
     for turn in range(repeats):
         order = list(runs)
@@ -167,9 +175,9 @@ def measure(name: str, texts: Texts, package: tuple, engine: Engine, path: Path,
         for way in order:
             seconds[way].append(runs[way]())
     ratios = {way: [theirs / ours for theirs, ours in zip(seconds[way], seconds["engine"])]
-              for way in ways}
+              for way in package.ways}
     return {"text": name, "bytes": len(content), "documents": len(texts), "ids": num_ids,
-            "package": label, "repeats": repeats,
+            "package": package.label, "repeats": repeats,
             "median_s": {way: round(statistics.median(times), 4)
                          for way, times in seconds.items()},
             "engine_mb_per_s": round(len(content) / statistics.median(seconds["engine"]) / 1e6, 2),
@@ -189,14 +197,13 @@ def main() -> int:
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # the engine's process inherits it
     package = open_package(arguments.tokenizer)
-    texts = make_texts(int(arguments.megabytes * 1e6), package[3], arguments.seed)
-    engine = Engine(arguments.program, arguments.tokenizer)
+    texts = make_texts(int(arguments.megabytes * 1e6), package.tokens, arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(arguments.program, arguments.tokenizer, Path(folder))
         for name, documents in texts.items():
-            line = measure(name, documents, package, engine, Path(folder) / f"{name}.txt",
-                           arguments.repeats)
+            line = measure(name, documents, package, engine, arguments.repeats)
             print(json.dumps(line), flush=True)
-    engine.close()
+        engine.close()
     return 0
 
 

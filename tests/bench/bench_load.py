@@ -5,8 +5,8 @@
                   [--folder FOLDER] [--program PROGRAM] [-- ARGUMENT...]
 
 Writes a checkpoint of Kimi K2.6's tensors (k2_checkpoint.py) into a new folder in FOLDER (default:
-$TMPDIR), measures and removes it. In every repeat each of these reads the same files, first all with
-the page cache emptied of them, then all with it filled:
+$TMPDIR), measures and removes it. In every repeat each of these reads the same files, first with
+the page cache emptied of them before each, then all with it filled:
 
   plain_N  16 MiB at a time into memory that is thrown away, in one thread and in `streams` ones,
            each with a contiguous part of the files

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "tests/unit/text_test_support.h"
+#include "text/byte_pairs.h"
 #include "text/long_text.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
@@ -171,6 +173,36 @@ TEST(TextTokenizer, MergesLongPieces) {
   }
   EXPECT_EQ(json.encode(text, false), Ids(500'000, 257));
   EXPECT_EQ(tiktoken.encode(text, false), Ids(500'000, 259));
+}
+
+// More words than the cache holds, of every length up to beyond those that it takes, twice.
+TEST(TextTokenizer, CachedWordsAreThoseThatMergingGives) {
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) {
+    tokens.emplace_back(1, static_cast<char>(byte));
+  }
+  for (const char* token : {"12", "34", "123", "56", "99", "1234"}) {
+    tokens.emplace_back(token);
+  }
+  BytePairs pairs;
+  pairs.byte_ids.resize(256);
+  std::iota(pairs.byte_ids.begin(), pairs.byte_ids.end(), 0);
+  pairs.tokens = TokenMap({tokens.begin(), tokens.end()});
+  pairs.whole_pieces = true;
+  WordCache cache;
+  BytePairScratch scratch;
+  for (int number = 0; number < 160'000; ++number) {
+    std::string word = std::to_string(number % 80'000);
+    word.insert(0, static_cast<std::size_t>(number % 70), 'a');
+    Ids expected = {7};
+    pairs.encode(word, scratch, expected);
+    Ids actual = {7};
+    cache.encode(pairs, word, scratch, actual);
+    ASSERT_EQ(actual, expected) << word;
+    actual.resize(1);
+    cache.encode(pairs, word, scratch, actual);
+    ASSERT_EQ(actual, expected) << word << " again";
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -32,17 +33,53 @@ nlohmann::json read_directory_config(const std::string& directory, std::string& 
   return read_json_file(config_path);
 }
 
-// Layers behind the last one hold multi-token prediction.
-bool is_later_layer(std::string_view name, std::int64_t num_hidden_layers) {
+// Of "model.layers.61.enorm.weight" the layer 61; -1 of other names. `part` becomes what follows.
+std::int64_t layer_of(std::string_view name, std::string_view& part) {
   constexpr std::string_view kLayers = "model.layers.";
-  if (!name.starts_with(kLayers)) {
-    return false;
-  }
   std::int64_t layer = -1;
-  const char* begin = name.data() + kLayers.size();
-  const auto [end, error] = std::from_chars(begin, name.data() + name.size(), layer);
-  return error == std::errc() && end != name.data() + name.size() && *end == '.' &&
-         layer >= num_hidden_layers;
+  if (!name.starts_with(kLayers)) {
+    return -1;
+  }
+  const char* end_of_name = name.data() + name.size();
+  const auto [end, error] = std::from_chars(name.data() + kLayers.size(), end_of_name, layer);
+  if (error != std::errc() || end == end_of_name || *end != '.') {
+    return -1;
+  }
+  part = std::string_view(end + 1, static_cast<std::size_t>(end_of_name - end - 1));
+  return layer;
+}
+
+// The layers behind the last one that hold multi-token prediction. A config that states too few
+// layers has others behind it, which must not be passed over.
+class PredictionLayers {
+ public:
+  explicit PredictionLayers(std::int64_t num_hidden_layers)
+      : num_hidden_layers_(num_hidden_layers) {}
+
+  void look_at(std::string_view name) {
+    constexpr std::array<std::string_view, 4> kOwnParts = {"eh_proj.", "enorm.", "hnorm.",
+                                                           "shared_head."};
+    std::string_view part;
+    const std::int64_t layer = layer_of(name, part);
+    if (layer >= num_hidden_layers_ &&
+        std::any_of(kOwnParts.begin(), kOwnParts.end(),
+                    [part](std::string_view own) { return part.starts_with(own); })) {
+      layers_.insert(layer);
+    }
+  }
+  bool contain(std::string_view name) const {
+    std::string_view part;
+    return layers_.contains(layer_of(name, part));
+  }
+
+ private:
+  std::int64_t num_hidden_layers_;
+  std::set<std::int64_t> layers_;
+};
+
+bool is_of_no_use(std::string_view name) {
+  return name.starts_with("vision_tower.") || name.starts_with("mm_projector.") ||
+         name.ends_with(".rotary_emb.inv_freq");
 }
 
 std::string_view without_prefix(std::string_view name, std::string_view prefix) {
@@ -53,10 +90,16 @@ std::string_view without_prefix(std::string_view name, std::string_view prefix) 
 TensorTable canonical_table(const std::vector<FileTable>& files, std::string_view prefix,
                             std::int64_t num_hidden_layers) {
   TensorTable table;
+  PredictionLayers prediction(num_hidden_layers);
+  for (const FileTable& file : files) {
+    for (const auto& [name, raw] : file.tensors) {
+      prediction.look_at(without_prefix(name, prefix));
+    }
+  }
   for (const FileTable& file : files) {
     for (const auto& [name, raw] : file.tensors) {
       const std::string canonical(without_prefix(name, prefix));
-      if (is_ignored(canonical, num_hidden_layers)) {
+      if (is_of_no_use(canonical) || prediction.contain(canonical)) {
         continue;
       }
       const bool fresh = table.emplace(canonical, to_stored(file.file, name, raw)).second;
@@ -169,11 +212,6 @@ DrafterCheckpoint bundle_drafter(const Container& bundle) {
 }
 
 }  // namespace
-
-bool is_ignored(std::string_view name, std::int64_t num_hidden_layers) {
-  return name.starts_with("vision_tower.") || name.starts_with("mm_projector.") ||
-         name.ends_with(".rotary_emb.inv_freq") || is_later_layer(name, num_hidden_layers);
-}
 
 TargetCheckpoint open_target(const Container& container) {
   TargetCheckpoint checkpoint;

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "config/model_config.h"
 #include "core/partition.h"
@@ -80,9 +79,6 @@ DrafterCheckpoint open_drafter(const Container& container);
 // Whether the target's bundle or directory `path` holds a drafter.
 bool holds_drafter(const std::string& path);
 std::string drafter_folder(const std::string& path);
-// Whether the tensor is one that the engine never uses: vision, multi-token prediction. `name` is
-// canonical.
-bool is_ignored(std::string_view name, std::int64_t num_hidden_layers);
 
 // Reads bytes [offset, offset + bytes) of the tensor into `target`. Safe from several threads.
 // InputError if the file ends early or cannot be read.

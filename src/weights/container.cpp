@@ -57,8 +57,10 @@ std::vector<FileTable> read_indexed(const std::string& directory, const std::str
       continue;
     }
     const std::string path = in_directory(directory, file);
-    require_input(fs::exists(path), "{}: no such file; {} places {} in it", path, index_path,
-                  describe_json(name));
+    // A loop of links is found out when the file is opened.
+    std::error_code ignored;
+    require_input(fs::exists(fs::symlink_status(path, ignored)),
+                  "{}: no such file; {} places {} in it", path, index_path, describe_json(name));
     files.emplace(file, read_safetensors_header(path));
   }
   for (const auto& [file, table] : files) {
@@ -171,8 +173,10 @@ std::optional<NamedText> find_directory_file(const std::string& directory, const
 }  // namespace
 
 bool is_directory(const std::string& path) {
-  std::error_code status;
-  const fs::file_status found = fs::status(path, status);
+  std::error_code error;
+  const fs::file_status found = fs::status(path, error);
+  require_input(fs::status_known(found) && (fs::exists(found) || found.type() == fs::file_type::not_found), "{}: {}",
+                path, error.message());
   require_input(fs::exists(found), "{}: no such file or directory", path);
   return fs::is_directory(found);
 }

@@ -244,18 +244,49 @@ Json packed_config(const CheckpointContent& content, bool drafter, std::int64_t 
   return config;
 }
 
-// The bundle's header that came with the directory; null if none did.
+// "directory" of a header, which may have been written by hand.
+void check_directory_facts(const Json& header, const std::string& place) {
+  const auto found = header.find("directory");
+  if (found == header.end()) {
+    return;
+  }
+  const Json facts = found->is_object() ? *found : Json::object();
+  const auto is_dtype = [](const Json& value) {
+    return value == "I64" || value == "I32" || value == "none";
+  };
+  const Json dtype = facts.value("shape_dtype", Json("I64"));
+  const Json others = facts.value("shape_dtype_of", Json::object());
+  const bool good = found->is_object() && is_dtype(dtype) && others.is_object() &&
+                    std::all_of(others.begin(), others.end(), is_dtype) &&
+                    facts.value("drafter_prefix", Json("")).is_string();
+  require_input(good,
+                "{}: directory is {}, expected an object with shape_dtype (I64, I32 or none), "
+                "shape_dtype_of and drafter_prefix",
+                place, describe_json(*found));
+}
+
+// The bundle's header that came with the directory; empty if none did.
 Json stored_header(const std::string& directory) {
   const std::string path = in_directory(directory, kHeaderFile);
   if (!fs::exists(path)) {
-    return nullptr;
+    return Json::object();
   }
   const Json json = read_json_file(path);
-  require_input(json.is_object() && json.value("format", "") == kHeaderFormat &&
-                    json.value("version", 0) == 1 && json.contains("header") &&
-                    json["header"].is_object(),
+  const auto has = [&json](const char* key, const Json& value) {
+    return json.contains(key) && json[key] == value;
+  };
+  require_input(json.is_object() && has("format", kHeaderFormat) && has("version", 1) &&
+                    json.contains("header") && json["header"].is_object(),
                 "{}: is {}, expected \"format\": \"{}\", \"version\": 1 and \"header\"", path,
                 describe_json(json), kHeaderFormat);
+  check_directory_facts(json["header"], path);
+  for (const char* part : {"target", "drafter"}) {
+    const Json section = json["header"].value(part, Json(nullptr));
+    require_input(section.is_null() || (section.is_object() && section.contains("config") &&
+                                        section["config"].is_object()),
+                  "{}: header.{} is {}, expected \"config\" in it", path, part,
+                  describe_json(section));
+  }
   return json["header"];
 }
 
@@ -278,7 +309,7 @@ void read_directory_header(const std::string& model, const std::map<std::string,
                            const std::string& drafter_prefix, bool own_drafter,
                            CheckpointContent& content) {
   content.header = stored_header(model);
-  if (!content.header.is_null() && own_drafter == content.header.contains("drafter")) {
+  if (content.header.contains("target") && own_drafter == content.header.contains("drafter")) {
     check_stored_header(content, model);
     if (!content.header.contains("directory")) {
       // The bundle was no directory before: its configs are in its header alone.
@@ -295,7 +326,7 @@ void read_directory_header(const std::string& model, const std::map<std::string,
   if (holds_packed(content, false) || holds_packed(content, true)) {
     header["quantization"] = {{"format", "w4a16"}, {"group_size", common_group_size(content)}};
   }
-  if (content.header.is_object() && content.header.contains("goldens")) {
+  if (content.header.contains("goldens")) {
     header["goldens"] = content.header["goldens"];
   }
   content.header = std::move(header);
@@ -392,6 +423,7 @@ CheckpointContent read_content(const std::string& model, const std::string& draf
   }
   check_models(content);
   if (container.is_bundle) {
+    check_directory_facts(container.header, container.path);
     content.header = container.header;
     add_bundle_tensors(container, true, own_drafter, content);
     add_bundle_files(container, content);

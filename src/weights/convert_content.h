@@ -7,7 +7,8 @@
 //                     if there were none), and "shape_dtype_of": {NAME: dtype} where one differs
 //   "drafter_prefix"  what all tensor names of the drafter began with ("model.")
 // config.json itself is one of its files. A directory that is made of a bundle with goldens, or of
-// one that was never a directory, has that bundle's header in kdtree.json.
+// one that was never a directory, has that bundle's header in kdtree.json: {"format": "kdtree bundle
+// header", "version": 1, "header"}. A header with "goldens" alone adds them to any directory.
 #pragma once
 
 #include <map>

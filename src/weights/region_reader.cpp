@@ -50,7 +50,9 @@ void FileSet::read(const StoredTensor& tensor, std::int64_t offset, std::int64_t
 }
 
 void FileSet::will_need(const LoadRegion& region, const RegionPiece& piece) const {
-  if (piece.columns.size() == region.total_columns || piece.rows.size() == 1) {
+  // Shards hold hardly more than what is read.
+  if (piece.columns.size() == region.total_columns || piece.rows.size() == 1 ||
+      region.values->slice) {
     return;
   }
   const auto advise = [&](const StoredTensor& tensor, std::int64_t per_element) {

@@ -15,6 +15,8 @@ print([json.loads(line)["output_ids"] for line in open(sys.argv[1])])' "$out" >"
 
 # ---- the same answers from every form -----------------------------------------------------------
 succeeds 0 convert --model "$kimi" --output "$work/kimi.kdtr"
+succeeds 0 inspect --model "$work/kimi.kdtr" --output-format json
+holds 'inspect says what it holds' "$python" "$support/check_inspect.py" "$work/kimi.kdtr" "$out"
 succeeds 0 convert --model "$work/kimi.kdtr" --output "$work/kimi"
 succeeds 0 convert --model "$work/kimi" --output "$work/kimi_shards" --shard-for 2
 answer 0 "$work/want" --model "$kimi"

@@ -108,7 +108,7 @@ done <<'CASES'
 {"messages": [{"role": "judge", "content": "a"}]}|key 'messages[0].role' is "judge"
 CASES
 printf '{"prompt": "a"}\n' >"$work/mixed.jsonl"
-refused 0 'no tokenizer, expected tiktoken.model' generate "${model[@]}" --prompts "$work/mixed.jsonl"
+refused 0 'holds no tokenizer: give --tokenizer' generate "${model[@]}" --prompts "$work/mixed.jsonl"
 
 # --- What is refused ------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ for ranks in 0 2; do
   refused "$ranks" 'is not valid UTF-8 at byte 1' "${run[@]}" --tokenizer "$tokenizer" --prompt $'a\xff'
   refused "$ranks" '--prompt (number 1): the text has no tokens' "${run[@]}" --tokenizer "$tokenizer" \
     --prompt a --prompt ''
-  refused "$ranks" 'no tokenizer, expected tiktoken.model or tokenizer.json' "${run[@]}" --prompt a
+  refused "$ranks" 'holds no tokenizer: give --tokenizer' "${run[@]}" --prompt a
 done
 refused 0 'its model_type does not tell the chat template' generate "${chat[@]}"
 refused 0 "no added token is '<｜begin▁of▁sentence｜>'" generate "${chat[@]}" --chat-template deepseek-v3

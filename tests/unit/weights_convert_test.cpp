@@ -264,6 +264,38 @@ TEST(WeightsConvert, BundlesHoldTheModelsFiles) {
   expect_input_error([&] { convert_to(folder / "m.kdtr", folder / "again"); }, {"checksum"});
 }
 
+TEST(WeightsConvert, DirectoriesCanBringGoldens) {
+  const TemporaryFolder folder;
+  CheckpointRecipe recipe = recipe_of(8);
+  recipe.drafter.reset();
+  write_directory(recipe, folder / "m");
+  const Json goldens = {{"quantized", {{"cases", {1, 2}}}}};
+  write_file(folder / "m/kdtree.json", Json({{"format", "kdtree bundle header"},
+                                             {"version", 1},
+                                             {"header", {{"goldens", goldens}}}})
+                                           .dump());
+  convert_to(folder / "m", folder / "m.kdtr");
+  EXPECT_EQ(open_target(folder / "m.kdtr").goldens, goldens);
+  convert_to(folder / "m.kdtr", folder / "n");
+  convert_to(folder / "n", folder / "n.kdtr");
+  EXPECT_EQ(read_kdtr_header(folder / "n.kdtr").json, read_kdtr_header(folder / "m.kdtr").json);
+  const auto refused = [&](const Json& header, const std::string& part) {
+    write_file(folder / "m/kdtree.json",
+               Json({{"format", "kdtree bundle header"}, {"version", 1}, {"header", header}})
+                   .dump());
+    expect_input_error([&] { convert_to(folder / "m", folder / "x.kdtr"); },
+                       {folder / "m/kdtree.json", part});
+  };
+  refused(7, "expected \"format\"");
+  refused({{"target", 7}}, "header.target is 7");
+  refused({{"directory", {{"shape_dtype", 7}}}}, "directory is");
+  refused({{"directory", {{"shape_dtype_of", {{"a", "F32"}}}}}}, "directory is");
+  refused({{"directory", 7}}, "directory is 7");
+  write_file(folder / "m/kdtree.json", "{\"format\": 7}");
+  expect_input_error([&] { convert_to(folder / "m", folder / "x.kdtr"); },
+                     {folder / "m/kdtree.json", "expected \"format\""});
+}
+
 TEST(WeightsConvert, DirectoriesThatWereChangedAreNoBundle) {
   const TemporaryFolder folder;
   CheckpointRecipe recipe = recipe_of(8);

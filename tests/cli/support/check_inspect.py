@@ -20,23 +20,31 @@ def require(condition: bool, text: str) -> None:
         raise SystemExit(f"check_inspect: {text}")
 
 
+def used_tensors(config: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Under canonical names, without those that the engine has no use for."""
+    named = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+    layers = int(text_config(config)["num_hidden_layers"])
+    return {name: tensor for name, tensor in named.items() if not is_ignored(name, layers)}
+
+
 def parts_of(model: Path) -> dict[str, tuple[dict[str, Any], dict[str, Tensor]]]:
     """Config and tensors of "target" and "drafter", under canonical names."""
     if model.is_file():
         bundle = read_kdtr(model)
-        tensors = bundle.tensors
+        tensors = {name: tensor for name, tensor in bundle.tensors.items()
+                   if not name.startswith("files/")}
         parts = {}
         for part in ("target", "drafter"):
             if part in bundle.header:
+                config = bundle.header[part]["config"]
                 chosen = {name.removeprefix("drafter."): tensor for name, tensor in tensors.items()
                           if name.startswith("drafter.") == (part == "drafter")}
-                parts[part] = (bundle.header[part]["config"], chosen)
+                if part == "target":
+                    chosen = used_tensors(config, chosen)
+                parts[part] = (config, chosen)
         return parts
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    stored = {name.removeprefix(PREFIX): tensor
-              for name, tensor in read_stored_tensors(model).items()}
-    layers = int(text_config(config)["num_hidden_layers"])
-    kept = {name: tensor for name, tensor in stored.items() if not is_ignored(name, layers)}
+    kept = used_tensors(config, read_stored_tensors(model))
     if config["architectures"] == ["DFlashDraftModel"]:
         return {"drafter": (config, {name.removeprefix("model."): tensor
                                      for name, tensor in kept.items()})}
@@ -73,7 +81,14 @@ def main() -> None:
     report = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     require(report["path"] == str(model), f"path is {report['path']}")
     parts = parts_of(model)
-    require(set(report) == {"path", *parts}, f"keys are {list(report)}")
+    keys = {"path", *parts}
+    if model.is_file():
+        keys.add("bundle")
+        files = [{"name": name.removeprefix("files/"), "bytes": tensor.array.nbytes}
+                 for name, tensor in sorted(read_kdtr(model).tensors.items())
+                 if name.startswith("files/")]
+        require(report["bundle"] == {"files": files}, f"bundle is {report['bundle']}")
+    require(set(report) == keys, f"keys are {list(report)}")
     for name, (config, tensors) in parts.items():
         check_part(report[name], config, tensors)
     if "target" in report:

@@ -1,8 +1,5 @@
 // kdtree bench: parts of the engine, measured.
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +8,7 @@
 #include "core/check.h"
 #include "core/json_text.h"
 #include "core/log.h"
+#include "line_output.h"
 #include "ranks.h"
 #include "result_output.h"
 #include "study/kernel_bench.h"
@@ -20,40 +18,6 @@ namespace kdtree {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Where JSON lines go: a file or stdout.
-class LineOutput {
- public:
-  // InputError if the file cannot be written.
-  explicit LineOutput(const std::string& path) : path_(path) {
-    if (!path_.empty()) {
-      errno = 0;
-      file_.open(path_, std::ios::trunc);
-      require_writable();
-    }
-  }
-
-  void write(const Json& line) {
-    // A path may hold bytes that are no UTF-8.
-    const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-    if (path_.empty()) {
-      write_stdout(text);
-      return;
-    }
-    errno = 0;
-    file_ << text << std::flush;
-    require_writable();
-  }
-
- private:
-  void require_writable() const {
-    require_input(file_.good(), "--output: cannot write {}: {}", path_,
-                  errno == 0 ? "unknown cause" : std::strerror(errno));
-  }
-
-  std::string path_;
-  std::ofstream file_;
-};
 
 // What all lines of a run share.
 Json run_json(const BenchKernelsOptions& options, const Backend& backend, const std::string& host) {

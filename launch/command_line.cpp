@@ -10,6 +10,7 @@
 #include "core/build_info.h"
 #include "core/check.h"
 #include "option_kinds.h"
+#include "run_options.h"
 
 namespace kdtree {
 
@@ -32,15 +33,8 @@ std::string version_text() {
 }
 
 void add_generate_options(CLI::App& app, RunConfig& config) {
-  // Required ones are checked after the TOML file has been read.
-  add_path(app, "--model", config.model,
-           "Target: KDTR bundle or Hugging Face directory (required)");
-  add_path(app, "--draft", config.draft,
-           "Drafter: DFlash directory or KDTR bundle (default: the one in the target's bundle)");
-  add_auto_or_factor(
-      app, "--draft-rope-amplitude", config.draft_rope_amplitude,
-      "What the drafter's rotary cosines and sines are multiplied by, for drafters "
-      "trained with another YaRN amplitude than their config gives; auto: the config");
+  add_target_option(app, config);
+  add_drafter_options(app, config);
   app.add_option("--prompt-ids", config.prompt_ids,
                  "Token ids of a prompt, as 1,2,3; may be repeated")
       ->type_name("IDS")
@@ -82,22 +76,7 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
       "plain: a token a step; chain, tree: speculative; auto: tree where there is a drafter");
   add_count(app, "--tree-budget", config.tree_budget, CLI::Range(std::int64_t{1}, kMaxTreeBudget),
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
-  add_choice(app, "--weights", config.weights, {"auto", "original", "quantized", "int4", "random"},
-             "Which copy of a bundle that holds both; auto: quantized where there is one; int4: "
-             "routed experts rounded to INT4 groups of 32 while loading; random: "
-             "drawn for the sizes of --model and --draft, each a config.json");
-  add_count(app, "--weights-seed", config.weights_seed, CLI::Range(std::int64_t{0}, kUnbounded),
-            "What random weights are drawn from");
-  add_choice(app, "--backend", config.backend, {"auto", "cpu", "cuda"},
-             "Where tensors are computed; auto: a GPU where there is one");
-  add_choice(app, "--communicator", config.communicator, {"auto", "self", "mpi", "nccl"},
-             "How ranks exchange tensors; self: a single rank");
-  add_choice(app, "--exchange", config.exchange, {"auto", "allreduce", "alltoall"},
-             "How tokens reach their experts; auto: allreduce");
-  add_choice(app, "--dtype", config.dtype, {"auto", "fp32", "bf16"},
-             "fp32: exact; bf16: FP32 matrices rounded, on GPUs activations as well; auto: fp32 on "
-             "the CPU "
-             "and with --verify-golden, else bf16");
+  add_backend_options(app, config);
   app.add_flag("--ignore-eos", config.ignore_eos, "Go on after an end token");
   add_count(app, "--top-logits", config.top_logits, CLI::Range(std::int64_t{0}, kUnbounded),
             "Print that many of the best logits behind each prompt");
@@ -106,11 +85,7 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
              "What stdout carries; json: a line a prompt, in the order of the prompts");
   app.add_flag("--verify-golden", config.verify_golden,
                "Decode the bundle's golden prompts; exit code 1 unless all tokens are equal");
-  add_count(app, "--threads", config.threads, CLI::Range(std::int64_t{0}, std::int64_t{4096}),
-            "CPU threads of a rank; 0: OMP_NUM_THREADS, else the host's cores shared among its "
-            "ranks");
-  add_choice(app, "--log-level", config.log_level,
-             {"trace", "debug", "info", "warn", "error", "off"}, "What stderr carries");
+  add_process_options(app, config);
 }
 
 // Whether `word` is a flag of `app` or of a subcommand that takes a value.

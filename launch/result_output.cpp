@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <numeric>
 #include <utility>
@@ -104,7 +105,6 @@ Json stage_times_json(const SequenceMetrics& metrics) {
 }
 
 Json metrics_json(const Result& result, const RunFacts& facts) {
-  const BuildInfo& build = build_info();
   Json json = {{"time_to_first_token_ms", result.metrics.time_to_first_token_ms},
                {"tokens_per_second", tokens_per_second(result)},
                {"total_ms", result.metrics.total_ms}};
@@ -114,20 +114,8 @@ Json metrics_json(const Result& result, const RunFacts& facts) {
                    {"per_depth_acceptance", per_depth_acceptance(result, facts.draft_horizon)},
                    {"mode", facts.mode},
                    {"batch_size", facts.batch_size},
-                   {"tree_nodes", facts.tree_nodes},
-                   {"weights", facts.weights},
-                   {"dtype", facts.dtype},
-                   {"backend", facts.backend},
-                   {"communicator", facts.communicator},
-                   {"exchange", facts.exchange},
-                   {"world_size", facts.world_size},
-                   {"threads", facts.threads},
-                   {"host", facts.host},
-                   {"load", load_json(facts.load)},
-                   {"device", device_json(facts.device)},
-                   {"version", build.version},
-                   {"commit", build.commit},
-                   {"compiler", build.compiler}});
+                   {"tree_nodes", facts.tree_nodes}});
+  json.update(facts_json(facts));
   return json;
 }
 
@@ -149,6 +137,23 @@ Json load_json(const LoadStatistics& load) {
           {"own_bytes", load.own_bytes},
           {"seconds", load.seconds},
           {"gb_per_s", load.gigabytes_per_second()}};
+}
+
+std::string model_name(const std::string& path) {
+  const auto normal = std::filesystem::path(path).lexically_normal();
+  return normal.has_filename() ? normal.filename().string()
+                               : normal.parent_path().filename().string();
+}
+
+Json facts_json(const RunFacts& facts) {
+  const BuildInfo& build = build_info();
+  return {{"weights", facts.weights},      {"dtype", facts.dtype},
+          {"backend", facts.backend},      {"communicator", facts.communicator},
+          {"exchange", facts.exchange},    {"world_size", facts.world_size},
+          {"threads", facts.threads},      {"host", facts.host},
+          {"load", load_json(facts.load)}, {"device", device_json(facts.device)},
+          {"version", build.version},      {"commit", build.commit},
+          {"compiler", build.compiler}};
 }
 
 std::string load_text(const LoadStatistics& load) {

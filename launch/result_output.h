@@ -44,6 +44,10 @@ std::string statistics_text(const Result& result);
 nlohmann::ordered_json device_json(const DeviceFacts& device);
 // "bytes_read", "checksum_bytes", "own_bytes", "seconds", "gb_per_s".
 nlohmann::ordered_json load_json(const LoadStatistics& load);
+// The last part of a model's path: a file's or a directory's name.
+std::string model_name(const std::string& path);
+// What is the same whatever is decoded: weights, dtype, where it ran, device, build.
+nlohmann::ordered_json facts_json(const RunFacts& facts);
 // "loaded X GB (own share Y GB) in Z s, W GB/s"
 std::string load_text(const LoadStatistics& load);
 

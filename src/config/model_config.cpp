@@ -151,6 +151,14 @@ bool ModelConfig::is_moe_layer(std::int64_t layer) const {
   return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
 }
 
+std::int64_t ModelConfig::num_moe_layers() const {
+  std::int64_t count = 0;
+  for (std::int64_t layer = 0; layer < num_hidden_layers; ++layer) {
+    count += is_moe_layer(layer) ? 1 : 0;
+  }
+  return count;
+}
+
 ModelConfig parse_model_config(const nlohmann::json& json, const std::string& origin) {
   const ConfigReader top(json, origin);
   const auto text = top.object("text_config");

@@ -71,6 +71,7 @@ struct ModelConfig {
 
   // Whether layer `layer` has routed experts.
   bool is_moe_layer(std::int64_t layer) const;
+  std::int64_t num_moe_layers() const;
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
 };
 

@@ -49,31 +49,6 @@ StepShape step_shape(const EngineOptions& options, const StepSizes& sizes) {
 
 }  // namespace
 
-void check_requests(const std::vector<Request>& requests, const ModelConfig& config,
-                    const EngineOptions& options) {
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const Request& request = requests[i];
-    const auto length = static_cast<std::int64_t>(request.prompt_ids.size());
-    require_input(length > 0, "prompt {} is empty: it needs at least one token", i);
-    for (const std::int32_t token : request.prompt_ids) {
-      require_input(token >= 0 && token < config.vocab_size,
-                    "prompt {}: token id {} is outside the vocabulary, expected 0 to {}", i, token,
-                    config.vocab_size - 1);
-    }
-    require_input(length < options.max_context,
-                  "prompt {} has {} tokens, but the context holds {} with at least one new token: "
-                  "shorten it or raise "
-                  "--max-context",
-                  i, length, options.max_context);
-    require_input(length <= options.max_prompt,
-                  "prompt {} has {} tokens, the engine was made for {}", i, length,
-                  options.max_prompt);
-    require_input(request.max_new_tokens > 0,
-                  "prompt {}: max_new_tokens is {}, expected at least 1", i,
-                  request.max_new_tokens);
-  }
-}
-
 Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& backend,
                Communicator& communicator, ProcessGroup& group)
     : options_(options),
@@ -98,7 +73,10 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
              .max_path = sizes_.max_path,
              .num_choices = sizes_.num_choices,
              .num_candidates =
-                 options.record_steps && options.mode != Mode::kPlain ? sizes_.num_recorded : 0}),
+                 options.record_steps && options.mode != Mode::kPlain ? sizes_.num_recorded : 0,
+             .num_expert_ids = options.record_experts
+                                   ? config_.num_moe_layers() * config_.num_experts_per_tok
+                                   : 0}),
       normed_(backend, backend.activation_dtype(),
               Shape{sizes_.vocabulary.max_rows, config_.hidden_size}),
       choices_(backend, DType::kInt32, Shape{options.batch_size * sizes_.max_nodes}),
@@ -161,37 +139,8 @@ Engine::~Engine() {
   }
 }
 
-// Only rank 0 may have read the prompts (its file, its flags): all decode what it has.
-std::vector<Request> Engine::share_requests(const std::vector<Request>& requests) {
-  std::vector<std::int64_t> words;
-  if (group_.rank() == 0) {
-    for (const Request& request : requests) {
-      words.insert(words.end(), {request.max_new_tokens, request.ignore_eos ? 1 : 0,
-                                 static_cast<std::int64_t>(request.prompt_ids.size())});
-      words.insert(words.end(), request.prompt_ids.begin(), request.prompt_ids.end());
-    }
-  }
-  auto size = static_cast<std::int64_t>(words.size());
-  group_.broadcast(&size, sizeof size, 0);
-  words.resize(static_cast<std::size_t>(size));
-  group_.broadcast(words.data(), size * static_cast<std::int64_t>(sizeof(std::int64_t)), 0);
-  std::vector<Request> shared;
-  for (std::size_t at = 0; at < words.size();) {
-    Request request{
-        .prompt_ids = {}, .max_new_tokens = words[at], .ignore_eos = words[at + 1] != 0};
-    const auto length = static_cast<std::size_t>(words[at + 2]);
-    at += 3;
-    for (std::size_t i = 0; i < length; ++i) {
-      request.prompt_ids.push_back(static_cast<std::int32_t>(words[at + i]));
-    }
-    at += length;
-    shared.push_back(std::move(request));
-  }
-  return shared;
-}
-
 void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result,
-                      const Scheduler::OnTokens& on_tokens) {
+                      const Scheduler::OnTokens& on_tokens, const OnStep& on_step) {
   const std::vector<Request> shared = share_requests(requests);
   run_together(group_, [&] { check_requests(shared, config_, options_); });
   std::optional<Scheduler> rank0;
@@ -207,6 +156,7 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
   Scheduler* scheduler = rank0 ? &*rank0 : nullptr;
   std::fill(slots_.begin(), slots_.end(), Slot{});
   relist_ = true;
+  on_step_ = on_step;
   read_ = started_;  // steps of a generate that an error ended
   StepDecision decision;
   if (scheduler != nullptr) {
@@ -244,6 +194,20 @@ std::vector<TokenLogit> Engine::download_row(const Vocabulary::TopK& top, std::i
   return pairs;
 }
 
+ConstTensorView Engine::append_piece(std::int32_t slot, std::span<const std::int32_t> piece) {
+  const SequenceRows rows{.slot = slot,
+                          .prefix_length = static_cast<std::int32_t>(cache_.committed(slot)),
+                          .token_ids = piece,
+                          .parents = {}};
+  const TreeBatch batch = prompt_storage_.fill({&rows, 1});
+  const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
+  if (drafter_) {
+    drafter_->append_context(decoder_.taps(), batch);
+  }
+  cache_.commit_rows(slot, batch.num_rows);
+  return hidden;
+}
+
 void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* scheduler,
                      StepDecision& decision) {
   cache_.clear(slot);
@@ -251,18 +215,9 @@ void Engine::prefill(std::int32_t slot, const Request& request, Scheduler* sched
   const auto piece_rows = static_cast<std::size_t>(sizes_.prefill_rows);
   for (std::size_t first = 0; first < prompt.size(); first += piece_rows) {
     const auto piece = prompt.subspan(first, std::min(piece_rows, prompt.size() - first));
-    const SequenceRows rows{.slot = slot,
-                            .prefix_length = static_cast<std::int32_t>(cache_.committed(slot)),
-                            .token_ids = piece,
-                            .parents = {}};
-    const TreeBatch batch = prompt_storage_.fill({&rows, 1});
-    const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
-    if (drafter_) {
-      drafter_->append_context(decoder_.taps(), batch);
-    }
-    cache_.commit_rows(slot, batch.num_rows);
+    const ConstTensorView hidden = append_piece(slot, piece);
     if (first + piece.size() == prompt.size()) {
-      decoder_.final_norm(hidden.rows(batch.num_rows - 1, 1), normed_.rows(1));
+      decoder_.final_norm(hidden.rows(hidden.size(0) - 1, 1), normed_.rows(1));
     }
     context_.backend.synchronize();  // the next piece is uploaded into the same memory
   }
@@ -362,13 +317,16 @@ void Engine::verify_and_accept(std::size_t entry) {
   }
   context_.communicator.broadcast(accepted.tensor(), 0, backend.stream(), {.what = "accept block"});
   const bool recorded = drafter_ && options_.record_steps;
+  const ConstTensorView expert_ids =
+      options_.record_experts ? decoder_.expert_ids() : ConstTensorView();
   const std::int64_t drafted = num_sequences * (sizes_.max_path - 1);
   ring_.write(backend, entry,
               {.trees = step_.trees(),
                .accepted = accepted,
                .choice_logits = best.values,
                .candidate_probs = recorded ? recorded_probs_.rows(drafted) : TensorView(),
-               .candidate_ids = recorded ? recorded_ids_.rows(drafted) : TensorView()});
+               .candidate_ids = recorded ? recorded_ids_.rows(drafted) : TensorView(),
+               .expert_ids = expert_ids});
   mark(entry, mark_behind(Stage::kAccept));
 }
 
@@ -414,6 +372,26 @@ void Engine::start_step() {
   ++started_;
 }
 
+void Engine::observe_step(const StepOutput& output, std::size_t index, Scheduler& scheduler) const {
+  if (!on_step_) {
+    return;
+  }
+  const DraftTree& tree = output.trees[index];
+  ExpertChoices experts;
+  if (!output.expert_ids.empty()) {
+    experts = ExpertChoices(output.expert_ids,
+                            {.num_layers = config_.num_moe_layers(),
+                             .step_rows = step_.num_sequences() * sizes_.max_nodes,
+                             .first_row = static_cast<std::int64_t>(index) * sizes_.max_nodes,
+                             .num_nodes = tree.num_nodes(),
+                             .num_experts_per_tok = config_.num_experts_per_tok});
+  }
+  on_step_({.request_index = scheduler.request_index(listed_[index]),
+            .tree = tree,
+            .accepted = output.accepted[index],
+            .experts = experts});
+}
+
 bool Engine::read_step(Scheduler* scheduler) {
   const std::size_t entry = read_++ % OutputRing::kEntries;
   const StepOutput output = ring_.read(context_.backend, entry, step_.num_sequences());
@@ -429,6 +407,7 @@ bool Engine::read_step(Scheduler* scheduler) {
         if (!output.candidates.empty()) {
           scheduler->record_draft(listed_[i], output.candidates[i]);
         }
+        observe_step(output, i, *scheduler);
         finished[i] =
             scheduler->advance_sequence(listed_[i], output.trees[i], output.accepted[i]) ? 1 : 0;
       }

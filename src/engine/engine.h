@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "engine/loaded_model.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
+#include "engine/step_view.h"
 #include "model/tree_batch_storage.h"
 #include "speculative/draft_tree.h"
 #include "speculative/output_ring.h"
@@ -22,9 +24,16 @@ namespace kdtree {
 // checks too; callers ask before they load a model of many minutes.
 void check_requests(const std::vector<Request>& requests, const ModelConfig& config,
                     const EngineOptions& options);
+// InputError unless the engine can score all `windows`: fewer than two tokens, a token outside the
+// vocabulary, a first_scored that names no token behind another one, more tokens than fit.
+void check_windows(const std::vector<ScoreWindow>& windows, const ModelConfig& config,
+                   const EngineOptions& options);
 
 class Engine {
  public:
+  using OnStep = std::function<void(const StepView&)>;
+  using OnScores = std::function<void(std::size_t index, std::span<const double> log_probs)>;
+
   // Every rank makes one, with equal options. Allocates caches and workspaces; nothing is allocated
   // on the device after that. All references outlive the engine.
   Engine(const LoadedModel& model, const EngineOptions& options, Backend& backend,
@@ -37,9 +46,17 @@ class Engine {
   // Collective. On rank 0 `on_result` gets each result, in the order of the requests. AgreedError
   // on every rank if a request is not valid (check_requests). `on_tokens`, unless empty, gets on
   // rank 0 what each step added to each sequence: in the order of the steps, never taken back,
-  // together the sequence's output_ids. Both are called between two steps, and hold the next up.
+  // together the sequence's output_ids. `on_step`, unless empty, gets on rank 0 each step that
+  // counts, of each sequence. All are called between two steps, and hold the next up.
   void generate(const std::vector<Request>& requests, const Scheduler::OnResult& on_result,
-                const Scheduler::OnTokens& on_tokens = {});
+                const Scheduler::OnTokens& on_tokens = {}, const OnStep& on_step = {});
+
+  // Scores the windows of rank 0 (the other ranks' are ignored), one after the other, as prefills.
+  // Collective; needs EngineOptions::score_windows. On rank 0 `on_scores` gets for each window, in
+  // order, the natural logarithms of the probabilities that the model gives to the tokens from
+  // first_scored on, each behind all that stand before it in the window. AgreedError on every rank
+  // if a window is not valid (check_windows).
+  void score(const std::vector<ScoreWindow>& windows, const OnScores& on_scores);
 
   // Device memory of the engine's own tensors: what it allocates besides decoder, drafter,
   // vocabulary, caches and step state. Equal on every rank.
@@ -54,6 +71,13 @@ class Engine {
   };
 
   std::vector<Request> share_requests(const std::vector<Request>& requests);
+  std::vector<ScoreWindow> share_windows(const std::vector<ScoreWindow>& windows);
+  // Rank 0's words on every rank.
+  std::vector<std::int64_t> share_words(std::vector<std::int64_t> words);
+  // Processes the next tokens of a slot's sequence and commits them; the residual stream of their
+  // rows, [rows, hidden]. At most prefill_rows; the caller synchronises before the next piece.
+  ConstTensorView append_piece(std::int32_t slot, std::span<const std::int32_t> piece);
+  std::vector<double> score_window(const ScoreWindow& window);
   void prefill(std::int32_t slot, const Request& request, Scheduler* scheduler,
                StepDecision& decision);
   // Starts a step of the running sequences, and reads the steps that may not stay unread. Where one
@@ -63,6 +87,8 @@ class Engine {
   void start_step();
   // Reads the oldest step in flight. Collective; returns whether a sequence has finished.
   bool read_step(Scheduler* scheduler);
+  // Shows the `index`-th listed sequence's part of a step to on_step_. On rank 0.
+  void observe_step(const StepOutput& output, std::size_t index, Scheduler& scheduler) const;
   void share_decision(StepDecision& decision);
 
   // One step of the sequences in step_, on the device alone: draft, tree build, verify, accept,
@@ -99,6 +125,7 @@ class Engine {
   DeviceTensor recorded_probs_;
   DeviceTensor recorded_ids_;   // [sequences * horizon, num_recorded]
   DeviceTensor accepted_taps_;  // [sequences * max_path, taps * hidden]
+  OnStep on_step_;              // of the running generate
   std::vector<Slot> slots_;
   std::vector<std::int32_t> listed_;  // slots of the sequences in step_, in order
   bool relist_ = true;                // the set of running sequences has changed

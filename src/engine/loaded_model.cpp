@@ -11,6 +11,8 @@ namespace {
 // Rows of a prompt that one forward call takes: bounds the workspaces, and fills the matrix
 // products well.
 constexpr std::int64_t kMaxPrefillRows = 512;
+// Rows of a prompt piece whose logits are there at a time: bounds the logits of a large vocabulary.
+constexpr std::int64_t kMaxScoredRows = 128;
 // Candidates of each slot that a recorded step shows.
 constexpr std::int64_t kRecordedCandidates = 8;
 
@@ -43,6 +45,7 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   const std::int64_t last_prefix = options.max_context + sizes.max_path;
   sizes.decoder.max_positions = last_prefix + sizes.max_path;
   sizes.decoder.exchange = options.exchange;
+  sizes.decoder.keep_expert_ids = options.record_experts;
   sizes.decoder.fixed_counts = options.fixed_counts;
   sizes.drafter.num_slots = options.batch_size;
   sizes.drafter.capacity = last_prefix + sizes.max_path;
@@ -50,6 +53,11 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
       std::max(options.batch_size * sizes.max_path, sizes.prefill_rows);
   const std::int64_t drafted_rows = options.batch_size * horizon;
   sizes.vocabulary.max_rows = std::max(options.batch_size * sizes.max_nodes, drafted_rows);
+  if (options.score_windows) {
+    sizes.vocabulary.max_scored_rows = std::min(sizes.prefill_rows, kMaxScoredRows);
+    sizes.vocabulary.max_rows =
+        std::max(sizes.vocabulary.max_rows, sizes.vocabulary.max_scored_rows);
+  }
   sizes.vocabulary.max_candidates =
       std::max({sizes.vocabulary.max_rows * sizes.num_choices, drafted_rows * sizes.num_ranked,
                 std::max(sizes.num_choices, options.max_top_logits)});

@@ -32,6 +32,8 @@ struct EngineOptions {
   std::int64_t max_prompt = 1;    // of the longest prompt: bounds the rows of a prefill call
   std::int64_t max_top_logits = 0;
   bool record_steps = false;
+  bool record_experts = false;  // an observer of steps gets what the router chose
+  bool score_windows = false;   // Engine::score is called
   // Steps that may run before the host has read the one before them: 0 or 1; -1 takes 1 where steps
   // are replayed on a device that works by itself. 1 costs a step whose outcome is dropped whenever
   // a sequence ends.

@@ -31,10 +31,7 @@ double router_error(double r, const ModelConfig& config) {
   if (config.n_routed_experts <= config.num_experts_per_tok) {
     return 0;  // no experts, or all of them
   }
-  double moe_layers = 0;
-  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    moe_layers += config.is_moe_layer(layer) ? 1 : 0;
-  }
+  const auto moe_layers = static_cast<double>(config.num_moe_layers());
   const double z = upper_quantile(chosen / experts);
   const double density = std::exp(-z * z / 2) / std::sqrt(2 * std::numbers::pi);
   const double distance = 1 / (experts * density);

@@ -50,6 +50,13 @@ struct TokenUpdate {
   bool finished = false;                 // nothing follows
 };
 
+// A piece of text whose tokens are to be scored.
+struct ScoreWindow {
+  std::vector<std::int32_t> token_ids;
+  // Index of the first token whose probability is asked for; those before it are context only.
+  std::int64_t first_scored = 1;
+};
+
 struct SequenceMetrics {
   double time_to_first_token_ms = 0;  // from admission: the prompt's forward passes
   double total_ms = 0;                // from admission to the last token

@@ -53,6 +53,8 @@ class Scheduler {
   // report (may be empty). Returns whether the sequence is finished.
   bool start_sequence(std::int32_t slot, std::int32_t first_token, const ChoiceLogits& choice,
                       std::vector<TokenLogit> top_logits);
+  // Of the sequence in `slot`.
+  std::int64_t request_index(std::int32_t slot) { return active(slot).result.index; }
   // A step of the sequence in `slot`: the accepted tree nodes and the bonus token. Returns whether
   // it is finished.
   bool advance_sequence(std::int32_t slot, const DraftTree& tree, const AcceptedPath& accepted);

@@ -37,6 +37,11 @@ ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& p
           .fixed_counts = false};
 }
 
+RouterSizes router_sizes(const ModelConfig& config, const DecoderOptions& options) {
+  return {.max_rows = options.max_rows,
+          .kept_layers = options.keep_expert_ids ? config.num_moe_layers() : 1};
+}
+
 DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config,
                                std::int64_t max_positions) {
   const std::vector<float> table = rope_table(config.rope, config.qk_rope_head_dim, max_positions);
@@ -57,7 +62,7 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
       rope_table_(upload_rope_table(context.backend, config_, options.max_positions)),
       norm_(target.weights.vector("model.norm.weight")),
       attention_workspace_(context.backend, config_, shape_, options.max_rows),
-      router_workspace_(context.backend, config_, options.max_rows),
+      router_workspace_(context.backend, config_, router_sizes(config_, options)),
       mlp_workspace_(context.backend, target.partition.intermediate.size(), options.max_rows) {
   const ModelConfig& config = target.config;
   const WeightStore& weights = target.weights;
@@ -102,15 +107,11 @@ std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelCon
   const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
   std::int64_t sum =
       AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
-      RouterWorkspace::bytes(config, options.max_rows) +
+      RouterWorkspace::bytes(config, router_sizes(config, options)) +
       MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
       options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
       options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32);
-  bool any_moe = false;
-  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    any_moe = any_moe || config.is_moe_layer(layer);
-  }
-  if (any_moe) {
+  if (config.num_moe_layers() > 0) {
     sum += exchange_bytes(options.exchange, traits,
                           exchange_sizes(config, partition, options.max_rows), world_size);
   }
@@ -127,6 +128,7 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
   const TensorView hidden = hidden_.rows(rows);
   const TensorView normed = normed_.rows(rows);
   const TensorView delta = delta_.rows(rows);
+  std::int64_t moe_index = 0;
   last_rows_ = rows;
   vocabulary.embed(batch.token_ids, hidden);
   backend.rms_norm(hidden, layers_.front().input_layernorm, eps, normed);
@@ -139,7 +141,9 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
     context_.all_reduce_sum(delta, {.what = "attention", .layer = layer_index});
     backend.add_rms_norm(hidden, delta, layer.post_attention_layernorm, eps, normed);
     if (layer.moe) {
-      layer.moe->forward(context_, normed, router_workspace_, *exchange_, delta);
+      const std::int64_t place = options_.keep_expert_ids ? moe_index++ : 0;
+      layer.moe->forward(context_, normed, router_workspace_.of_layer(place, rows), *exchange_,
+                         delta);
     } else {
       layer.dense->forward(backend, normed, mlp_workspace_, delta);
       context_.all_reduce_sum(delta, {.what = "dense feed-forward", .layer = layer_index});
@@ -169,6 +173,11 @@ bool Decoder::replayable() const {
 
 ConstTensorView Decoder::taps() const {
   return taps_.rows(last_rows_);
+}
+
+ConstTensorView Decoder::expert_ids() const {
+  check(options_.keep_expert_ids, "expert ids of a decoder that does not keep them");
+  return router_workspace_.kept_ids(last_rows_);
 }
 
 void Decoder::final_norm(const ConstTensorView& hidden, const TensorView& out) const {

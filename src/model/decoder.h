@@ -22,6 +22,8 @@ struct DecoderOptions {
   std::vector<std::int64_t>
       target_layer_ids;  // layers whose outputs are tapped for the drafter; may be empty
   ExchangeKind exchange = ExchangeKind::kAllReduce;
+  // Keeps what the routers choose in a forward call until the next one (expert_ids).
+  bool keep_expert_ids = false;
   // Message counts of the alltoall exchange that depend on the number of rows alone, whether or not
   // the communicator can be recorded (then they always do).
   bool fixed_counts = false;
@@ -50,6 +52,9 @@ class Decoder {
   // Outputs of the tapped layers of the last forward call, [rows, taps * hidden] in the order of
   // target_layer_ids.
   ConstTensorView taps() const;
+  // The experts that the last forward call's rows chose, layer by layer: [MoE layers, rows,
+  // num_experts_per_tok] logical experts, equal on every rank. Without keep_expert_ids an error.
+  ConstTensorView expert_ids() const;
   // out [rows, hidden] = final norm of hidden [rows, hidden], for the vocabulary's head.
   void final_norm(const ConstTensorView& hidden, const TensorView& out) const;
 

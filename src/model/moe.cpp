@@ -18,13 +18,32 @@ RouterMethod router_method(const std::string& topk_method) {
 
 }  // namespace
 
-RouterWorkspace::RouterWorkspace(Backend& backend, const ModelConfig& config, std::int64_t max_rows)
-    : logits(backend, DType::kFloat32, Shape{max_rows, config.n_routed_experts}),
-      expert_ids(backend, DType::kInt32, Shape{max_rows, config.num_experts_per_tok}),
-      expert_weights(backend, DType::kFloat32, Shape{max_rows, config.num_experts_per_tok}) {}
+RouterWorkspace::RouterWorkspace(Backend& backend, const ModelConfig& config,
+                                 const RouterSizes& sizes)
+    : sizes_(sizes),
+      num_experts_per_tok_(config.num_experts_per_tok),
+      logits_(backend, DType::kFloat32, Shape{sizes.max_rows, config.n_routed_experts}),
+      expert_ids_(backend, DType::kInt32,
+                  Shape{sizes.kept_layers * sizes.max_rows, num_experts_per_tok_}),
+      expert_weights_(backend, DType::kFloat32, Shape{sizes.max_rows, num_experts_per_tok_}) {}
 
-std::int64_t RouterWorkspace::bytes(const ModelConfig& config, std::int64_t max_rows) {
-  return max_rows * 4 * (config.n_routed_experts + 2 * config.num_experts_per_tok);
+RouterRows RouterWorkspace::of_layer(std::int64_t index, std::int64_t rows) const {
+  check(index < sizes_.kept_layers && rows <= sizes_.max_rows,
+        "layer {} of a router call of {} rows, room for {} of {}", index, rows, sizes_.kept_layers,
+        sizes_.max_rows);
+  return {.logits = logits_.rows(rows),
+          .expert_ids = expert_ids_.view().rows(index * rows, rows),
+          .expert_weights = expert_weights_.rows(rows)};
+}
+
+ConstTensorView RouterWorkspace::kept_ids(std::int64_t rows) const {
+  return expert_ids_.rows(sizes_.kept_layers * rows)
+      .reshape(Shape{sizes_.kept_layers, rows, num_experts_per_tok_});
+}
+
+std::int64_t RouterWorkspace::bytes(const ModelConfig& config, const RouterSizes& sizes) {
+  return sizes.max_rows * 4 *
+         (config.n_routed_experts + (1 + sizes.kept_layers) * config.num_experts_per_tok);
 }
 
 Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
@@ -59,15 +78,13 @@ Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightSto
   }
 }
 
-void Moe::forward(const ModelContext& context, const ConstTensorView& x, RouterWorkspace& workspace,
+void Moe::forward(const ModelContext& context, const ConstTensorView& x, const RouterRows& routed,
                   ExpertExchange& exchange, const TensorView& y) const {
-  const std::int64_t rows = x.size(0);
-  const TensorView logits = workspace.logits.rows(rows);
-  context.backend.linear(gate_, x, logits);
+  context.backend.linear(gate_, x, routed.logits);
   RouterParams router = router_;
-  router.logits = logits;
-  router.expert_ids = workspace.expert_ids.rows(rows);
-  router.expert_weights = workspace.expert_weights.rows(rows);
+  router.logits = routed.logits;
+  router.expert_ids = routed.expert_ids;
+  router.expert_weights = routed.expert_weights;
   context.backend.router(router);
   exchange.forward(
       context, {.x = x, .expert_ids = router.expert_ids, .expert_weights = router.expert_weights},

@@ -9,13 +9,36 @@
 
 namespace kdtree {
 
-struct RouterWorkspace {
-  RouterWorkspace(Backend& backend, const ModelConfig& config, std::int64_t max_rows);
-  DeviceTensor logits;          // [rows, n_routed_experts] float32
-  DeviceTensor expert_ids;      // [rows, num_experts_per_tok]
-  DeviceTensor expert_weights;  // [rows, num_experts_per_tok] float32
+// What the router of a layer writes in one call.
+struct RouterRows {
+  TensorView logits;          // [rows, n_routed_experts] float32
+  TensorView expert_ids;      // [rows, num_experts_per_tok]
+  TensorView expert_weights;  // [rows, num_experts_per_tok] float32
+};
 
-  static std::int64_t bytes(const ModelConfig& config, std::int64_t max_rows);
+struct RouterSizes {
+  std::int64_t max_rows = 0;
+  // Layers whose choices stand side by side until the next call; 1: each overwrites the last.
+  std::int64_t kept_layers = 1;
+};
+
+class RouterWorkspace {
+ public:
+  RouterWorkspace(Backend& backend, const ModelConfig& config, const RouterSizes& sizes);
+
+  // Where the `index`-th of the layers writes a call of `rows` rows. index < kept_layers.
+  RouterRows of_layer(std::int64_t index, std::int64_t rows) const;
+  // [kept_layers, rows, num_experts_per_tok] what they wrote.
+  ConstTensorView kept_ids(std::int64_t rows) const;
+
+  static std::int64_t bytes(const ModelConfig& config, const RouterSizes& sizes);
+
+ private:
+  RouterSizes sizes_;
+  std::int64_t num_experts_per_tok_;
+  DeviceTensor logits_;
+  DeviceTensor expert_ids_;  // [kept_layers * max_rows, num_experts_per_tok]
+  DeviceTensor expert_weights_;
 };
 
 class Moe {
@@ -24,8 +47,9 @@ class Moe {
   Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
       std::int64_t layer, const ExpertPlacement& placement);
 
-  // x [rows, hidden], normed -> y [rows, hidden], complete on every rank.
-  void forward(const ModelContext& context, const ConstTensorView& x, RouterWorkspace& workspace,
+  // x [rows, hidden], normed -> y [rows, hidden], complete on every rank. `routed` receives the
+  // router's decision, the same on every rank.
+  void forward(const ModelContext& context, const ConstTensorView& x, const RouterRows& routed,
                ExpertExchange& exchange, const TensorView& y) const;
 
  private:

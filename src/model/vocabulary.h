@@ -2,6 +2,10 @@
 // token ids.
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "config/model_config.h"
 #include "core/partition.h"
 #include "kernels/device_tensor.h"
@@ -12,8 +16,9 @@ namespace kdtree {
 
 // What the head can be asked for, at most.
 struct VocabularyLimits {
-  std::int64_t max_rows = 0;        // rows of one call
-  std::int64_t max_candidates = 0;  // rows * k of one call
+  std::int64_t max_rows = 0;         // rows of one call
+  std::int64_t max_candidates = 0;   // rows * k of one call
+  std::int64_t max_scored_rows = 0;  // rows of one log_probs_of call; 0: none
 };
 
 class Vocabulary {
@@ -36,6 +41,11 @@ class Vocabulary {
   // hidden [rows, hidden], after the final norm. rows * k <= max_candidates, k <= size().
   TopK top_logits(const ConstTensorView& hidden, std::int64_t k);
   TopK top_log_probs(const ConstTensorView& hidden, std::int64_t k);
+  // Natural logarithms of the probabilities that the rows give to these tokens, one a row, in
+  // double; equal on every rank. The sum over the vocabulary runs over the ranks' parts in rank
+  // order. rows <= max_scored_rows. Waits for the device; no part of a step.
+  std::vector<double> log_probs_of(const ConstTensorView& hidden,
+                                   std::span<const std::int32_t> tokens);
   // logits [rows, part] of this rank's rows of the vocabulary; valid until the next call.
   ConstTensorView logits(const ConstTensorView& hidden);
 
@@ -43,6 +53,11 @@ class Vocabulary {
 
  private:
   TopK merged_top_k(const ConstTensorView& hidden, std::int64_t k, bool log_probs);
+  // [ranks, rows, 2] log_sum_exp_partials of every rank's part of these logits.
+  ConstTensorView all_partials(const ConstTensorView& own_logits);
+  // [ranks, rows] the logits of these tokens where a rank holds them, anything elsewhere.
+  ConstTensorView all_scores(const ConstTensorView& own_logits,
+                             std::span<const std::int32_t> tokens);
 
   ModelContext context_;
   std::int64_t vocab_size_;
@@ -55,6 +70,8 @@ class Vocabulary {
   DeviceTensor part_partials_;  // [ranks * max_rows * 2] float32
   DeviceTensor values_;         // [max_candidates] float32
   DeviceTensor ids_;            // the same, int32
+  DeviceTensor part_scores_;    // [ranks * max_scored_rows] float32 logits of the given tokens
+  DeviceTensor score_indices_;  // [max_scored_rows]
 };
 
 }  // namespace kdtree

@@ -26,6 +26,7 @@ OutputRing::OutputRing(Backend& backend, const OutputSizes& sizes) : sizes_(size
     entry.choice_logits = backend.allocate_host(nodes * sizes.num_choices * word);
     entry.candidate_probs = backend.allocate_host(candidates * word);
     entry.candidate_ids = backend.allocate_host(candidates * word);
+    entry.expert_ids = backend.allocate_host(nodes * sizes.num_expert_ids * word);
   }
 }
 
@@ -42,6 +43,9 @@ void OutputRing::write(Backend& backend, std::size_t entry, const StepTensors& s
   if (sizes_.num_candidates > 0) {
     copy(to.candidate_probs, step.candidate_probs);
     copy(to.candidate_ids, step.candidate_ids);
+  }
+  if (sizes_.num_expert_ids > 0) {
+    copy(to.expert_ids, step.expert_ids);
   }
 }
 
@@ -70,7 +74,12 @@ StepOutput OutputRing::read(Backend& backend, std::size_t entry, std::int64_t nu
                                         {sizes_.max_sequences, sizes_.max_nodes}, num_sequences),
                     .accepted = read_paths(words_of(from.accepted),
                                            {sizes_.max_sequences, sizes_.max_path}, num_sequences),
-                    .candidates = {}};
+                    .candidates = {},
+                    .expert_ids = {}};
+  const auto ids = words_of(from.expert_ids)
+                       .first(static_cast<std::size_t>(num_sequences * sizes_.max_nodes *
+                                                       sizes_.num_expert_ids));
+  output.expert_ids.assign(ids.begin(), ids.end());
   for (std::int64_t i = 0; i < num_sequences && sizes_.num_candidates > 0; ++i) {
     output.candidates.push_back(read_candidates(from, i));
   }

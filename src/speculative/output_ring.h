@@ -21,6 +21,8 @@ struct StepOutput {
   std::vector<DraftTree> trees;
   std::vector<AcceptedPath> accepted;
   std::vector<DraftCandidates> candidates;  // empty unless they are kept
+  // [MoE layers, num_sequences * max_nodes, num_experts_per_tok]; empty unless they are kept
+  std::vector<std::int32_t> expert_ids;
 };
 
 struct OutputSizes {
@@ -30,6 +32,7 @@ struct OutputSizes {
   std::int64_t num_choices = 2;  // logits of each node: 2, or 1 where the vocabulary has one token
   // Candidates that are kept of each of the max_path - 1 slots of a draft; 0: none.
   std::int64_t num_candidates = 0;
+  std::int64_t num_expert_ids = 0;  // of each node, all layers together; 0: they are not kept
 };
 
 // What a step hands over, on the device.
@@ -41,6 +44,8 @@ struct StepTensors {
   // [num_sequences * (max_path - 1), num_candidates] log-probabilities and token ids, or no data
   ConstTensorView candidate_probs;
   ConstTensorView candidate_ids;
+  // [MoE layers, num_sequences * max_nodes, num_experts_per_tok], or no data
+  ConstTensorView expert_ids;
 };
 
 class OutputRing {
@@ -65,6 +70,7 @@ class OutputRing {
     Buffer choice_logits;
     Buffer candidate_probs;
     Buffer candidate_ids;
+    Buffer expert_ids;
   };
 
   DraftCandidates read_candidates(const Entry& from, std::int64_t sequence) const;

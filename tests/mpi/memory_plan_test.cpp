@@ -59,6 +59,8 @@ TEST(MemoryPlan, IsWhatModelAndEngineAllocate) {
                                     .max_prompt = 12,
                                     .max_top_logits = static_cast<std::int64_t>(seed % 2),
                                     .record_steps = seed % 2 == 0,
+                                    .record_experts = seed % 3 == 0,
+                                    .score_windows = seed % 3 == 1,
                                     .exchange = exchange};
         LoadOptions load;
         load.round_to_bfloat16 = random.round_to_bfloat16;

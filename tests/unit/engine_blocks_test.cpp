@@ -2,7 +2,9 @@
 // finds in the ring.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "kernels/backend.h"
 #include "speculative/draft_tree.h"
@@ -95,19 +97,21 @@ TEST_F(EngineBlocks, ABlockOfOtherSizesIsAnError) {
   EXPECT_THROW(read_paths(words(accepted), {2, 4}, 3), Error);
 }
 
-// Two steps lie in the ring; each has its own trees, paths and logits.
+// Two steps lie in the ring; each has its own trees, paths, logits and experts.
 TEST_F(EngineBlocks, TheRingKeepsTwoSteps) {
   constexpr std::int64_t kNodes = 4;
   const OutputRing ring(*backend_, {.max_sequences = 3,
                                     .max_nodes = kNodes,
                                     .max_path = 3,
                                     .num_choices = 2,
-                                    .num_candidates = 2});
+                                    .num_candidates = 2,
+                                    .num_expert_ids = 3});
   TreeBlock trees(*backend_, 3, kNodes);
   AcceptBlock accepted(*backend_, 3, 3);
   const DeviceTensor logits(*backend_, DType::kFloat32, Shape{3 * kNodes, 2});
   const DeviceTensor probs(*backend_, DType::kFloat32, Shape{3 * 2, 2});
   const DeviceTensor ids(*backend_, DType::kInt32, Shape{3 * 2, 2});
+  const DeviceTensor experts(*backend_, DType::kInt32, Shape{3 * kNodes, 3});
   for (std::int32_t step = 0; step < 2; ++step) {
     put_tree(trees.arrays(2), 0, {{step, 8, 7, 6}, {-1, 0, 0, 2}, {0, 1, 1, 2}});
     put_tree(trees.arrays(2), 1, {{step + 10}, {-1}, {0}});
@@ -124,12 +128,17 @@ TEST_F(EngineBlocks, TheRingKeepsTwoSteps) {
       probs.view().data<float>()[i] = static_cast<float>(-10 * step - i);
       ids.view().data<std::int32_t>()[i] = 10 * step + i;
     }
+    // A layer with three experts a node, of the two sequences that are there.
+    Ids chosen(2 * kNodes * 3);
+    std::iota(chosen.begin(), chosen.end(), 1000 * step);
+    std::copy(chosen.begin(), chosen.end(), experts.view().data<std::int32_t>());
     ring.write(*backend_, static_cast<std::size_t>(step),
                {.trees = trees,
                 .accepted = accepted,
                 .choice_logits = logits.rows(2 * kNodes),
                 .candidate_probs = probs.rows(2 * 2),
-                .candidate_ids = ids.rows(2 * 2)});
+                .candidate_ids = ids.rows(2 * 2),
+                .expert_ids = experts.rows(2 * kNodes)});
     ring.close(*backend_, static_cast<std::size_t>(step));
   }
   for (std::int32_t step = 0; step < 2; ++step) {
@@ -153,6 +162,9 @@ TEST_F(EngineBlocks, TheRingKeepsTwoSteps) {
                                       {{first + 2, value - 2}, {first + 3, value - 3}}};
     ASSERT_EQ(output.candidates.size(), 2U);
     EXPECT_EQ(output.candidates[1], expected);
+    Ids chosen(2 * kNodes * 3);
+    std::iota(chosen.begin(), chosen.end(), 1000 * step);
+    EXPECT_EQ(output.expert_ids, chosen);
   }
 }
 
@@ -171,7 +183,8 @@ TEST_F(EngineBlocks, TheRingRefusesAPathOutsideOfTheTree) {
                 .accepted = accepted,
                 .choice_logits = choice_logits,
                 .candidate_probs = {},
-                .candidate_ids = {}});
+                .candidate_ids = {},
+                .expert_ids = {}});
   };
   write(logits.view());
   EXPECT_EQ(ring.read(*backend_, 0, 1).accepted.at(0).choices.at(1).second,

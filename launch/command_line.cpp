@@ -156,6 +156,24 @@ void require_option(const std::string& value, const std::string& flag) {
 
 }  // namespace
 
+const RunConfig* Command::run() const {
+  switch (kind) {
+    case Kind::kGenerate:
+      return &generate;
+    case Kind::kBenchAcceptance:
+      return &bench_acceptance.run;
+    case Kind::kBenchPerplexity:
+      return &bench_perplexity.run;
+    case Kind::kPrint:
+    case Kind::kConvert:
+    case Kind::kInspect:
+    case Kind::kBenchKernels:
+    case Kind::kPlan:
+      break;
+  }
+  return nullptr;
+}
+
 Command parse_command_line(int argc, const char* const* argv) {
   Command command;
   CLI::App app{"kdtree: speculative decoding of DeepSeek-V3 / Kimi-K2 models over several ranks",
@@ -186,6 +204,14 @@ Command parse_command_line(int argc, const char* const* argv) {
   CLI::App* bench_kernels = bench->add_subcommand(
       "kernels", "Check and time every op at the shapes of a model, in one process");
   add_bench_kernels_options(*bench_kernels, command.bench_kernels);
+
+  CLI::App* bench_acceptance = bench->add_subcommand(
+      "acceptance",
+      "Decode prompts in every mode: what is accepted, how quick, how many experts a tree touches");
+  add_bench_acceptance_options(*bench_acceptance, command.bench_acceptance);
+  CLI::App* bench_perplexity =
+      bench->add_subcommand("perplexity", "Score a text: exp of the mean loss of a token");
+  add_bench_perplexity_options(*bench_perplexity, command.bench_perplexity);
 
   std::vector<std::string> words = join_negative_values(argc, argv, app);
   check_subcommand(app, words, "kdtree");
@@ -223,6 +249,20 @@ Command parse_command_line(int argc, const char* const* argv) {
     command.kind = Command::Kind::kBenchKernels;
     require_option(command.bench_kernels.model_config, "--model-config");
     command.bench_kernels.read_lists();
+    return command;
+  }
+  if (bench_acceptance->parsed()) {
+    command.kind = Command::Kind::kBenchAcceptance;
+    require_option(command.bench_acceptance.run.model, "--model");
+    require_option(command.bench_acceptance.run.prompts, "--prompts");
+    command.bench_acceptance.read_lists();
+    return command;
+  }
+  if (bench_perplexity->parsed()) {
+    command.kind = Command::Kind::kBenchPerplexity;
+    require_option(command.bench_perplexity.run.model, "--model");
+    command.bench_perplexity.run.mode = "plain";
+    command.bench_perplexity.check();
     return command;
   }
   if (!toml.empty()) {

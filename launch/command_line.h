@@ -20,14 +20,28 @@ struct InspectOptions {
 
 // What the command line asks for; exactly one of the subcommands, or a text to print.
 struct Command {
-  enum class Kind : std::uint8_t { kPrint, kGenerate, kConvert, kInspect, kBenchKernels, kPlan };
+  enum class Kind : std::uint8_t {
+    kPrint,
+    kGenerate,
+    kConvert,
+    kInspect,
+    kBenchKernels,
+    kBenchAcceptance,
+    kBenchPerplexity,
+    kPlan
+  };
   Kind kind = Kind::kPrint;
   std::string text;  // kPrint: help or version
   RunConfig generate;
   ConvertCommand convert;
   InspectOptions inspect;
   BenchKernelsOptions bench_kernels;
+  BenchAcceptanceOptions bench_acceptance;
+  BenchPerplexityOptions bench_perplexity;
   PlanOptions plan;
+
+  // The run of a subcommand that works on several ranks; nullptr for the others.
+  const RunConfig* run() const;
 };
 
 // InputError names the flag or the TOML file and key, the value, and what was expected.

@@ -13,5 +13,7 @@ int run_inspect(const InspectOptions& options, ProcessGroup& group);
 int run_convert(const ConvertCommand& command, ProcessGroup& group);
 int run_plan(const PlanOptions& options, ProcessGroup& group);
 int run_bench_kernels(const BenchKernelsOptions& options, ProcessGroup& group);
+int run_bench_acceptance(const BenchAcceptanceOptions& options, ProcessGroup& group);
+int run_bench_perplexity(const BenchPerplexityOptions& options, ProcessGroup& group);
 
 }  // namespace kdtree

@@ -42,8 +42,8 @@ int start(int argc, char** argv) {
     }
     return 0;
   }
-  const bool single = !usage_error.empty() || command.kind != Command::Kind::kGenerate ||
-                      command.generate.communicator == "self";
+  const kdtree::RunConfig* run = command.run();
+  const bool single = !usage_error.empty() || run == nullptr || run->communicator == "self";
   std::unique_ptr<kdtree::ProcessGroup> group = kdtree::start_process_group(&argc, &argv, single);
   return kdtree::agree_on_usage(usage_error, *group) ? kdtree::run_command(command, *group)
                                                      : kdtree::kExitWrongUsage;

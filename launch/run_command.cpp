@@ -23,6 +23,10 @@ int run_subcommand(const Command& command, ProcessGroup& group) {
       return run_plan(command.plan, group);
     case Command::Kind::kBenchKernels:
       return run_bench_kernels(command.bench_kernels, group);
+    case Command::Kind::kBenchAcceptance:
+      return run_bench_acceptance(command.bench_acceptance, group);
+    case Command::Kind::kBenchPerplexity:
+      return run_bench_perplexity(command.bench_perplexity, group);
     case Command::Kind::kGenerate:
       return run_generate(command.generate, group);
     case Command::Kind::kPrint:

@@ -94,21 +94,6 @@ PromptInput parse_prompt_line(const std::string& line, const std::string& origin
   return prompt;
 }
 
-std::vector<PromptInput> read_prompt_file(const std::string& file) {
-  std::ifstream stream(file);
-  require_input(stream.good(), "--prompts: cannot open {}", file);
-  std::vector<PromptInput> prompts;
-  std::string line;
-  for (std::int64_t number = 1; std::getline(stream, line); ++number) {
-    if (line.find_first_not_of(" \t\r") != std::string::npos) {
-      prompts.push_back(parse_prompt_line(line, fmt::format("{}: line {}", file, number)));
-    }
-  }
-  require_input(!stream.bad(), "--prompts: cannot read {}", file);
-  require_input(!prompts.empty(), "--prompts: {} holds no prompt", file);
-  return prompts;
-}
-
 }  // namespace
 
 std::string options_text(const RunConfig& config) {
@@ -123,13 +108,28 @@ std::string options_text(const RunConfig& config) {
       config.dump_steps, config.output_format, config.verify_golden, config.draft_rope_amplitude);
 }
 
+std::vector<PromptInput> read_prompt_file(const std::string& flag, const std::string& file) {
+  std::ifstream stream(file);
+  require_input(stream.good(), "{}: cannot open {}", flag, file);
+  std::vector<PromptInput> prompts;
+  std::string line;
+  for (std::int64_t number = 1; std::getline(stream, line); ++number) {
+    if (line.find_first_not_of(" \t\r") != std::string::npos) {
+      prompts.push_back(parse_prompt_line(line, fmt::format("{}: line {}", file, number)));
+    }
+  }
+  require_input(!stream.bad(), "{}: cannot read {}", flag, file);
+  require_input(!prompts.empty(), "{}: {} holds no prompt", flag, file);
+  return prompts;
+}
+
 std::vector<PromptInput> read_prompts(const RunConfig& config) {
   using Kind = PromptInput::Kind;
   require_input(config.prompt_ids.empty() || config.prompts.empty(),
                 "give --prompt-ids or --prompts, not both");
   std::vector<PromptInput> prompts;
   if (!config.prompts.empty()) {
-    prompts = read_prompt_file(config.prompts);
+    prompts = read_prompt_file("--prompts", config.prompts);
   }
   for (const std::string& text : config.prompt_ids) {
     prompts.push_back({.kind = Kind::kIds,

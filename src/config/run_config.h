@@ -60,6 +60,9 @@ struct PromptInput {
   std::string origin;             // for errors: flag, or file and line
 };
 
+// The lines of a file of prompts, which `flag` names. InputError as read_prompts.
+std::vector<PromptInput> read_prompt_file(const std::string& flag, const std::string& file);
+
 // The prompts of a run: each of --prompt-ids or each line of the prompts file, each --prompt, then
 // the conversation in the file of --chat, whose `origin` is the path. InputError names flag or
 // file, line and value, and says what was expected.

@@ -129,6 +129,17 @@ def write_drafter(directory: Path, config: dict[str, Any], drafter: Drafter) -> 
     write_hf_directory(directory / "drafter", config, module_weights(drafter))
 
 
+def write_goldens(directory: Path, weights: str, goldens: list[dict[str, Any]]) -> None:
+    """Goldens that `kdtree convert` takes into a bundle of the directory, as --verify-golden reads
+    them; `weights`: "original" or "quantized"."""
+    cases = [{"prompt_ids": case["prompt_ids"], "greedy_ids": case["output_ids"]}
+             for case in goldens]
+    header = {"goldens": {weights: {"cases": cases}}}
+    (directory / "kdtree.json").write_text(
+        json.dumps({"format": "kdtree bundle header", "version": 1, "header": header}) + "\n",
+        encoding="utf-8")
+
+
 def directory_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.iterdir())
 

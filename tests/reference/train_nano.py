@@ -223,6 +223,8 @@ def measure(run: Run, bf16: Target, int4: Target) -> dict[str, Any]:
                for name, target in (("bf16", bf16), ("int4", int4))}
     (run.arguments.output / "goldens.json").write_text(json.dumps(goldens, indent=1) + "\n",
                                                        encoding="utf-8")
+    nano_export.write_goldens(run.arguments.work / "bf16", "original", goldens["bf16"])
+    nano_export.write_goldens(run.arguments.work / "int4", "quantized", goldens["int4"])
     heldout = torch.from_numpy(run.heldout.astype(np.int32))
     written = continuations(run, int4, heldout, 2, 202)
 
@@ -260,7 +262,6 @@ def finish(run: Run, int4: Target) -> None:
     nano_export.write_drafter(work, run.configs["drafter"], run.drafter)
     sizes = {name: nano_export.directory_bytes(work / name) for name in ("bf16", "int4", "drafter")}
     say(f"bytes: {sizes}")
-    write_parts(work, output)
     metrics = {"smoke": run.arguments.smoke, "seed": run.arguments.seed,
                "torch": torch.__version__, "sources": run.configs["sources"],
                "train_tokens": len(run.train), "heldout_tokens": len(run.heldout),
@@ -268,6 +269,7 @@ def finish(run: Run, int4: Target) -> None:
                "steps": run.steps, "phase_seconds": run.elapsed, **measure(run, bf16, int4),
                "losses": run.losses, "seconds": time.monotonic() - STARTED}
     (output / "metrics.json").write_text(json.dumps(metrics) + "\n", encoding="utf-8")
+    write_parts(work, output)  # with the goldens that measure() has added
     say(f"done: {output}")
 
 

@@ -71,6 +71,8 @@ struct TreeBatch {
   // visible (its ancestors and itself; only bits up to the node's own index are set). Without data:
   // a chain, node j sees 0..j.
   ConstTensorView ancestor_mask;
+  // [sequences] the first rows of each sequence that are no padding. Without data: all of them.
+  ConstTensorView num_real_rows = {};
 };
 
 struct TreeAttentionParams {
@@ -124,18 +126,37 @@ class ExpertSet {
 struct ExpertsParams {
   const ExpertSet* experts = nullptr;  // of the same backend
   ConstTensorView x;                   // [rows, hidden] activation; may be strided
-  ConstTensorView expert_ids;          // [rows, k] logical experts; -1 = none; may be strided
-  ConstTensorView expert_weights;      // [rows, k] float32; may be strided
-  ConstTensorView logical_to_slot;     // [n_routed_experts] slot on this rank, or -1
+  // [rows, k] logical experts, or what ChooseReplicasParams has as targets; -1 = none; may be
+  // strided
+  ConstTensorView expert_ids;
+  ConstTensorView expert_weights;   // [rows, k] float32; may be strided
+  ConstTensorView logical_to_slot;  // [experts or targets] slot on this rank of each, or -1
   // [rows, hidden] activation: sum over k, in order of k, of the experts held here
   TensorView output;
   TensorView workspace;  // [bytes] uint8, at least experts_workspace_bytes()
 };
 
+// Which of an expert's replicas computes it for a row. The choice follows from the experts of the
+// row alone (replica_choice.h), so that it does not depend on the other rows of a call.
+struct ChooseReplicasParams {
+  ConstTensorView expert_ids;       // [rows, k] logical experts; -1 = none; may be strided
+  ConstTensorView replica_offsets;  // [n_routed_experts + 1], ascending, none without a replica
+  // [slots] expert e is in physical_slots[replica_offsets[e]] up to the next expert's
+  ConstTensorView physical_slots;
+  TensorView targets;  // [rows, k] the physical slot for each; -1 = none; may be strided
+};
+
+// Adds to the counts of the experts that rows chose, but for rows that are padding.
+struct CountExpertsParams {
+  ConstTensorView expert_ids;  // [rows, k] logical experts; -1 = none; may be strided
+  TreeBatch batch;             // its rows, sequences and num_real_rows
+  TensorView counts;           // [n_routed_experts] int64, added to
+};
+
 // Which rows go to which rank: a row goes once to each rank that holds one of its experts.
 struct DispatchPlanParams {
-  ConstTensorView expert_ids;  // [rows, k] logical experts of the rows to send; -1 = none
-  ConstTensorView rank_of;     // [n_routed_experts] the rank that holds each
+  ConstTensorView expert_ids;  // [rows, k] of the rows to send, as ExpertsParams has them
+  ConstTensorView rank_of;     // [experts or targets] the rank that holds each
   // Places of each rank, at least `rows`: rank r's rows begin at place r * places_a_rank. 0: ranks
   // follow one another without gaps.
   std::int64_t places_a_rank = 0;
@@ -363,6 +384,8 @@ class Backend : public MemoryTraits {
 
   // ---- mixture of experts -----------------------------------------------------------------------
   virtual void router(const RouterParams& params) = 0;
+  virtual void choose_replicas(const ChooseReplicasParams& params) = 0;
+  virtual void count_experts(const CountExpertsParams& params) = 0;
   virtual void experts(const ExpertsParams& params) = 0;
   virtual void plan_dispatch(const DispatchPlanParams& params) = 0;
   virtual void pack_dispatch(const PackDispatchParams& params) = 0;

@@ -61,6 +61,48 @@ DispatchPlanSizes check_dispatch_plan(const DispatchPlanParams& params) {
   return sizes;
 }
 
+RoutedSizes check_choose_replicas(const ChooseReplicasParams& params) {
+  expect_rank("expert_ids", params.expert_ids, 2);
+  expect_rank("replica_offsets", params.replica_offsets, 1);
+  expect_rank("physical_slots", params.physical_slots, 1);
+  const RoutedSizes sizes{.rows = params.expert_ids.size(0),
+                          .k = params.expert_ids.size(1),
+                          .num_experts = params.replica_offsets.size(0) - 1};
+  const Shape pairs{sizes.rows, sizes.k};
+  expect_tensor("expert_ids", params.expert_ids, DType::kInt32, pairs);
+  expect_tensor("targets", params.targets, DType::kInt32, pairs);
+  expect_tensor("replica_offsets", params.replica_offsets, DType::kInt32,
+                Shape{sizes.num_experts + 1});
+  expect_tensor("physical_slots", params.physical_slots, DType::kInt32,
+                Shape{params.physical_slots.size(0)});
+  expect_contiguous("replica_offsets", params.replica_offsets);
+  expect_contiguous("physical_slots", params.physical_slots);
+  check(sizes.num_experts >= 0 && params.physical_slots.size(0) >= sizes.num_experts,
+        "{} slots for {} experts", params.physical_slots.size(0), sizes.num_experts);
+  return sizes;
+}
+
+RoutedSizes check_count_experts(const CountExpertsParams& params) {
+  expect_rank("expert_ids", params.expert_ids, 2);
+  expect_rank("counts", params.counts, 1);
+  const TreeBatch& batch = params.batch;
+  const RoutedSizes sizes{.rows = params.expert_ids.size(0),
+                          .k = params.expert_ids.size(1),
+                          .num_experts = params.counts.size(0)};
+  expect_tensor("expert_ids", params.expert_ids, DType::kInt32, Shape{batch.num_rows, sizes.k});
+  expect_tensor("counts", params.counts, DType::kInt64, Shape{sizes.num_experts});
+  expect_contiguous("counts", params.counts);
+  if (batch.num_real_rows.raw() != nullptr) {
+    expect_tensor("num_real_rows", batch.num_real_rows, DType::kInt32, Shape{batch.num_sequences});
+    expect_tensor("sequence_index", batch.sequence_index, DType::kInt32, Shape{batch.num_rows});
+    expect_tensor("row_offsets", batch.row_offsets, DType::kInt32, Shape{batch.num_sequences + 1});
+    expect_contiguous("num_real_rows", batch.num_real_rows);
+    expect_contiguous("sequence_index", batch.sequence_index);
+    expect_contiguous("row_offsets", batch.row_offsets);
+  }
+  return sizes;
+}
+
 PackDispatchSizes check_pack_dispatch(const PackDispatchParams& params, DType activation_dtype) {
   expect_rank("x", params.x, 2);
   expect_rank("expert_ids", params.expert_ids, 2);

@@ -17,6 +17,14 @@ struct DispatchPlanSizes {
 // Error unless shapes and types are what backend.h says.
 DispatchPlanSizes check_dispatch_plan(const DispatchPlanParams& params);
 
+struct RoutedSizes {
+  std::int64_t rows = 0;
+  std::int64_t k = 0;
+  std::int64_t num_experts = 0;
+};
+RoutedSizes check_choose_replicas(const ChooseReplicasParams& params);
+RoutedSizes check_count_experts(const CountExpertsParams& params);
+
 struct PackDispatchSizes {
   std::int64_t rows = 0;
   std::int64_t hidden = 0;

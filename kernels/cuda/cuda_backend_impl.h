@@ -76,6 +76,8 @@ class CudaBackend final : public Backend {
                                        std::int64_t hidden_size,
                                        std::int64_t moe_intermediate_size) const override;
   void experts(const ExpertsParams& params) override;
+  void choose_replicas(const ChooseReplicasParams& params) override;
+  void count_experts(const CountExpertsParams& params) override;
   void plan_dispatch(const DispatchPlanParams& params) override;
   void pack_dispatch(const PackDispatchParams& params) override;
   // vocabulary.cu

@@ -143,6 +143,12 @@ class TwiceBackend final : public Backend {
       once_->experts(params);
     });
   }
+  void choose_replicas(const ChooseReplicasParams& params) override {
+    twice("choose_replicas", {params.targets}, [&] { once_->choose_replicas(params); });
+  }
+  void count_experts(const CountExpertsParams& params) override {
+    twice("count_experts", {params.counts}, [&] { once_->count_experts(params); });
+  }
   void plan_dispatch(const DispatchPlanParams& params) override {
     twice("plan_dispatch", {params.row_indices, params.counts},
           [&] { once_->plan_dispatch(params); });

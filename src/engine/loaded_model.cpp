@@ -47,6 +47,7 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   sizes.decoder.exchange = options.exchange;
   sizes.decoder.keep_expert_ids = options.record_experts;
   sizes.decoder.fixed_counts = options.fixed_counts;
+  sizes.decoder.placement = options.placement;
   sizes.drafter.num_slots = options.batch_size;
   sizes.drafter.capacity = last_prefix + sizes.max_path;
   sizes.drafter.max_context_rows =
@@ -66,6 +67,19 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
                  .capacity = last_prefix + sizes.max_nodes,
                  .width = target.kv_lora_rank + target.qk_rope_head_dim};
   return sizes;
+}
+
+ExpertPlacement expert_placement(const ModelConfig& config, const EngineOptions& options,
+                                 int world_size) {
+  if (!options.placement) {
+    return ExpertPlacement::linear(config.n_routed_experts, world_size);
+  }
+  const ExpertPlacement& placement = *options.placement;
+  check(placement.n_routed_experts() == config.n_routed_experts &&
+            placement.world_size() == world_size,
+        "a placement of {} experts on {} ranks for a model of {} on {}",
+        placement.n_routed_experts(), placement.world_size(), config.n_routed_experts, world_size);
+  return placement;
 }
 
 LoadOptions rank_load_options(const LoadOptions& load, int rank, int world_size,
@@ -89,8 +103,7 @@ LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options
                          const LoadOptions& load, const ProcessGroup& group, Backend& backend)
     : source_(source),
       load_(rank_load_options(load, group.rank(), group.world_size(), options)),
-      placement_(
-          ExpertPlacement::linear(source.target.config.n_routed_experts, group.world_size())) {
+      placement_(expert_placement(source.target.config, options, group.world_size())) {
   check_memory(memory_plan(source, options, load_, backend), group, backend);
   target_weights_ = load_target(source.target, placement_, load_, backend);
   if (source.drafter && options.mode != Mode::kPlain) {

@@ -40,6 +40,8 @@ struct EngineOptions {
   std::int64_t steps_ahead = -1;
   bool fixed_counts = false;  // DecoderOptions::fixed_counts
   ExchangeKind exchange = ExchangeKind::kAllReduce;
+  // Which rank holds which routed expert, equal on every rank; nullptr: ExpertPlacement::linear.
+  std::shared_ptr<const ExpertPlacement> placement = {};
 };
 
 // What the user named, headers parsed.
@@ -66,6 +68,10 @@ struct StepSizes {
   CacheSizes cache;
 };
 StepSizes step_sizes(const ModelSource& source, const EngineOptions& options);
+
+// That of the options, for a run of world_size ranks. Error if it is for other ranks or experts.
+ExpertPlacement expert_placement(const ModelConfig& config, const EngineOptions& options,
+                                 int world_size);
 
 // `load` as one rank of world_size has it for these options; and as the drafter's weights have it:
 // whoever asks for quantised weights asks it of the target, a drafter without any is no error.

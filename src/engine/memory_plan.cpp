@@ -30,7 +30,7 @@ std::int64_t MemoryPlan::total_bytes() const {
 MemoryPlan weights_plan(const ModelSource& source, const EngineOptions& options,
                         const LoadOptions& load) {
   const ExpertPlacement placement =
-      ExpertPlacement::linear(source.target.config.n_routed_experts, load.world_size);
+      expert_placement(source.target.config, options, load.world_size);
   WeightBytes bytes = target_bytes_by_kind(source.target, placement, load);
   if (drafts(source, options)) {
     bytes[static_cast<std::size_t>(WeightKind::kDrafter)] =

@@ -7,9 +7,10 @@
 // The bound. Let u be the unit roundoff of activations. A rounding that two computations may do
 // differently changes a value by at most u of its size, on average over a mantissa by u / sqrt(3).
 // On its way through a layer the residual stream passes kRoundingsALayer such roundings: the
-// attention's output and its product, the sum over ranks and the addition, and the same four behind
-// the feed-forward. They are independent of each other, so that after L layers and the final norm
-// the stream has the relative error
+// attention's output and its product, the sum over ranks (whose terms follow the number of ranks
+// and the placement of experts) and the addition, and the same four behind the feed-forward. They
+// are independent of each other, so that after L layers and the final norm the stream has the
+// relative error
 //
 //   r = u / sqrt(3) * sqrt(kRoundingsALayer * L + 1).
 //

@@ -11,17 +11,14 @@ std::int64_t workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& si
 
 }  // namespace
 
-AllReduceExchange::AllReduceExchange(Backend& backend, const ExpertPlacement& placement,
-                                     const ExchangeSizes& sizes, int rank)
-    : logical_to_slot_(backend, std::span<const std::int32_t>(placement.logical_to_slot(rank))),
-      experts_workspace_(backend, DType::kUInt8, Shape{workspace_bytes(backend, sizes)}),
+AllReduceExchange::AllReduceExchange(Backend& backend, const ExchangeSizes& sizes)
+    : experts_workspace_(backend, DType::kUInt8, Shape{workspace_bytes(backend, sizes)}),
       shared_(backend, backend.activation_dtype(), Shape{sizes.max_rows, sizes.hidden_size}),
       mlp_workspace_(backend, sizes.shared_width, sizes.max_rows) {}
 
 std::int64_t AllReduceExchange::bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
   const DType dtype = traits.activation_dtype();
-  return sizes.n_routed_experts * dtype_bytes(DType::kInt32) + workspace_bytes(traits, sizes) +
-         sizes.max_rows * sizes.hidden_size * dtype_bytes(dtype) +
+  return workspace_bytes(traits, sizes) + sizes.max_rows * sizes.hidden_size * dtype_bytes(dtype) +
          MlpWorkspace::bytes(sizes.shared_width, sizes.max_rows, dtype);
 }
 
@@ -29,9 +26,9 @@ void AllReduceExchange::forward(const ModelContext& context, const RoutedRows& r
                                 const LayerExperts& experts, const TensorView& y) {
   context.backend.experts({.experts = experts.experts,
                            .x = rows.x,
-                           .expert_ids = rows.expert_ids,
+                           .expert_ids = rows.targets,
                            .expert_weights = rows.expert_weights,
-                           .logical_to_slot = logical_to_slot_.view(),
+                           .logical_to_slot = experts.placement->slots_here(),
                            .output = y,
                            .workspace = experts_workspace_.view()});
   if (experts.shared != nullptr) {

@@ -7,8 +7,7 @@ namespace kdtree {
 
 class AllReduceExchange final : public ExpertExchange {
  public:
-  AllReduceExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes,
-                    int rank);
+  AllReduceExchange(Backend& backend, const ExchangeSizes& sizes);
 
   std::string name() const override { return "allreduce"; }
   bool replayable() const override { return true; }
@@ -18,7 +17,6 @@ class AllReduceExchange final : public ExpertExchange {
   static std::int64_t bytes(const MemoryTraits& traits, const ExchangeSizes& sizes);
 
  private:
-  DeviceTensor logical_to_slot_;
   DeviceTensor experts_workspace_;
   DeviceTensor shared_;  // [rows, hidden]
   MlpWorkspace mlp_workspace_;

@@ -30,14 +30,6 @@ DispatchMessage message_of(const MemoryTraits& traits, const ExchangeSizes& size
   return dispatch_message(sizes.hidden_size, sizes.num_experts_per_tok, traits.activation_dtype());
 }
 
-std::vector<std::int32_t> ranks_of_experts(const ExpertPlacement& placement) {
-  std::vector<std::int32_t> ranks;
-  for (std::int64_t expert = 0; expert < placement.n_routed_experts(); ++expert) {
-    ranks.push_back(placement.rank_of(expert));
-  }
-  return ranks;
-}
-
 std::int64_t sum(const std::vector<std::int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
@@ -51,15 +43,12 @@ TensorView part_of(const TensorView& messages, std::int64_t offset, DType dtype,
 
 }  // namespace
 
-AllToAllExchange::AllToAllExchange(Backend& backend, const ExpertPlacement& placement,
-                                   const ExchangeSizes& sizes, const Communicator& communicator)
+AllToAllExchange::AllToAllExchange(Backend& backend, const ExchangeSizes& sizes,
+                                   const Communicator& communicator)
     : rank_(communicator.rank()),
       world_size_(communicator.world_size()),
       fixed_counts_(sizes.fixed_counts),
-      message_(message_of(backend, sizes)),
-      logical_to_slot_(backend, std::span<const std::int32_t>(placement.logical_to_slot(rank_))),
-      rank_of_(backend, std::span<const std::int32_t>(ranks_of_experts(placement))) {
-  backend.synchronize();  // the uploads read vectors that end here
+      message_(message_of(backend, sizes)) {
   const RowLimits limits = row_limits(sizes, world_size_);
   const DType dtype = backend.activation_dtype();
   sent_ = DeviceTensor(backend, DType::kUInt8, Shape{limits.sent, message_.bytes});
@@ -86,8 +75,8 @@ std::int64_t AllToAllExchange::bytes(const MemoryTraits& traits, const ExchangeS
   const DType dtype = traits.activation_dtype();
   const std::int64_t activation = sizes.hidden_size * dtype_bytes(dtype);
   const std::int64_t ranks = world_size;
-  // logical_to_slot_, rank_of_ and row_indices_; own_counts_ and counts_.
-  const std::int64_t indices = (2 * sizes.n_routed_experts + limits.sent) * 4;
+  // row_indices_; own_counts_ and counts_.
+  const std::int64_t indices = limits.sent * 4;
   const std::int64_t counts = ranks * (1 + ranks) * 8;
   return (limits.sent + limits.received) * (message_of(traits, sizes).bytes + activation) +
          limits.own * activation + indices + counts + workspace_bytes(traits, sizes) +
@@ -95,11 +84,11 @@ std::int64_t AllToAllExchange::bytes(const MemoryTraits& traits, const ExchangeS
 }
 
 void AllToAllExchange::plan(const ModelContext& context, const RoutedRows& own,
-                            std::int64_t layer) {
+                            const LayerExperts& experts) {
   Backend& backend = context.backend;
   const std::int64_t num_own = own.x.size(0);
-  backend.plan_dispatch({.expert_ids = own.expert_ids,
-                         .rank_of = rank_of_.view(),
+  backend.plan_dispatch({.expert_ids = own.targets,
+                         .rank_of = experts.placement->ranks(),
                          .places_a_rank = fixed_counts_ ? num_own : 0,
                          .row_indices = row_indices_.rows(num_own * world_size_),
                          .counts = own_counts_.view()});
@@ -109,7 +98,7 @@ void AllToAllExchange::plan(const ModelContext& context, const RoutedRows& own,
     return;
   }
   context.communicator.all_gather(own_counts_.view(), counts_.view(), backend.stream(),
-                                  {.what = "dispatch counts", .layer = layer});
+                                  {.what = "dispatch counts", .layer = experts.layer});
   counts_.download(backend, std::span(all_counts_));
   backend.synchronize();
   const auto rank = static_cast<std::size_t>(rank_);
@@ -120,22 +109,22 @@ void AllToAllExchange::plan(const ModelContext& context, const RoutedRows& own,
 }
 
 RoutedRows AllToAllExchange::dispatch(const ModelContext& context, const RoutedRows& own,
-                                      std::int64_t layer) {
+                                      const LayerExperts& experts) {
   Backend& backend = context.backend;
-  plan(context, own, layer);
+  plan(context, own, experts);
   const std::int64_t num_sent = sum(rows_to_);
   const TensorView sent = sent_.rows(num_sent);
   const TensorView received = received_.rows(sum(rows_from_));
   backend.pack_dispatch({.x = own.x,
-                         .expert_ids = own.expert_ids,
+                         .expert_ids = own.targets,
                          .expert_weights = own.expert_weights,
                          .row_indices = row_indices_.rows(num_sent),
                          .messages = sent});
   context.communicator.all_to_all(sent, received, {.rows_to = rows_to_, .rows_from = rows_from_},
-                                  backend.stream(), {.what = "dispatch", .layer = layer});
-  const std::int64_t k = own.expert_ids.size(1);
+                                  backend.stream(), {.what = "dispatch", .layer = experts.layer});
+  const std::int64_t k = own.targets.size(1);
   return {.x = part_of(received, 0, backend.activation_dtype(), own.x.size(1)),
-          .expert_ids = part_of(received, message_.ids_offset, DType::kInt32, k),
+          .targets = part_of(received, message_.ids_offset, DType::kInt32, k),
           .expert_weights = part_of(received, message_.weights_offset, DType::kFloat32, k)};
 }
 
@@ -149,15 +138,15 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
     own_rows_[static_cast<std::size_t>(rank)] = partition(num_rows, world_size_, rank).size();
   }
   const RoutedRows own_rows = {.x = rows.x.rows(own.begin, own.size()),
-                               .expert_ids = rows.expert_ids.rows(own.begin, own.size()),
+                               .targets = rows.targets.rows(own.begin, own.size()),
                                .expert_weights = rows.expert_weights.rows(own.begin, own.size())};
-  const RoutedRows arrived = dispatch(context, own_rows, layer);
+  const RoutedRows arrived = dispatch(context, own_rows, experts);
   const TensorView computed = computed_.rows(arrived.x.size(0));
   backend.experts({.experts = experts.experts,
                    .x = arrived.x,
-                   .expert_ids = arrived.expert_ids,
+                   .expert_ids = arrived.targets,
                    .expert_weights = arrived.expert_weights,
-                   .logical_to_slot = logical_to_slot_.view(),
+                   .logical_to_slot = experts.placement->slots_here(),
                    .output = computed,
                    .workspace = experts_workspace_.view()});
 

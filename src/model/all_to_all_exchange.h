@@ -13,8 +13,7 @@ namespace kdtree {
 
 class AllToAllExchange final : public ExpertExchange {
  public:
-  AllToAllExchange(Backend& backend, const ExpertPlacement& placement, const ExchangeSizes& sizes,
-                   const Communicator& communicator);
+  AllToAllExchange(Backend& backend, const ExchangeSizes& sizes, const Communicator& communicator);
 
   std::string name() const override { return "alltoall"; }
   bool replayable() const override { return fixed_counts_; }
@@ -26,16 +25,15 @@ class AllToAllExchange final : public ExpertExchange {
  private:
   // Plans which of this rank's rows go to which rank: row_indices_ (counted from the first own
   // row), rows_to_ and rows_from_.
-  void plan(const ModelContext& context, const RoutedRows& own, std::int64_t layer);
+  void plan(const ModelContext& context, const RoutedRows& own, const LayerExperts& experts);
   // Sends the planned messages; what came, as rows.
-  RoutedRows dispatch(const ModelContext& context, const RoutedRows& own, std::int64_t layer);
+  RoutedRows dispatch(const ModelContext& context, const RoutedRows& own,
+                      const LayerExperts& experts);
 
   int rank_;
   int world_size_;
   bool fixed_counts_;
   DispatchMessage message_;
-  DeviceTensor logical_to_slot_;
-  DeviceTensor rank_of_;      // [n_routed_experts]
   DeviceTensor sent_;         // [max sent rows, message bytes]
   DeviceTensor received_;     // [max received rows, message bytes]
   DeviceTensor computed_;     // [max received rows, hidden]

@@ -30,16 +30,26 @@ ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& p
                              std::int64_t max_rows) {
   return {.max_rows = max_rows,
           .hidden_size = config.hidden_size,
-          .n_routed_experts = config.n_routed_experts,
           .num_experts_per_tok = config.num_experts_per_tok,
           .moe_intermediate_size = config.moe_intermediate_size,
           .shared_width = partition.shared_intermediate.size(),
           .fixed_counts = false};
 }
 
-RouterSizes router_sizes(const ModelConfig& config, const DecoderOptions& options) {
+bool has_replicas(const ModelConfig& config, const ExpertPlacement& placement) {
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    if (config.is_moe_layer(layer) && placement.layer(layer).has_replicas()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+RouterSizes router_sizes(const ModelConfig& config, const ExpertPlacement& placement,
+                         const DecoderOptions& options) {
   return {.max_rows = options.max_rows,
-          .kept_layers = options.keep_expert_ids ? config.num_moe_layers() : 1};
+          .kept_layers = options.keep_expert_ids ? config.num_moe_layers() : 1,
+          .replicas = has_replicas(config, placement)};
 }
 
 DeviceTensor upload_rope_table(Backend& backend, const ModelConfig& config,
@@ -62,7 +72,8 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
       rope_table_(upload_rope_table(context.backend, config_, options.max_positions)),
       norm_(target.weights.vector("model.norm.weight")),
       attention_workspace_(context.backend, config_, shape_, options.max_rows),
-      router_workspace_(context.backend, config_, router_sizes(config_, options)),
+      router_workspace_(context.backend, config_,
+                        router_sizes(config_, target.placement, options)),
       mlp_workspace_(context.backend, target.partition.intermediate.size(), options.max_rows) {
   const ModelConfig& config = target.config;
   const WeightStore& weights = target.weights;
@@ -78,7 +89,8 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
         .dense = nullptr,
         .moe = nullptr};
     if (config.is_moe_layer(layer)) {
-      built.moe = std::make_unique<Moe>(context, config, weights, layer, target.placement);
+      built.moe =
+          std::make_unique<Moe>(context, config, weights, layer, target.placement.layer(layer));
       any_moe = true;
     } else {
       built.dense = std::make_unique<Mlp>(weights, prefix + "mlp.");
@@ -88,8 +100,7 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
   if (any_moe) {
     ExchangeSizes sizes = exchange_sizes(config, target.partition, options.max_rows);
     sizes.fixed_counts = options.fixed_counts || context.communicator.capturable();
-    exchange_ = make_expert_exchange(options.exchange, backend, target.placement, sizes,
-                                     context.communicator);
+    exchange_ = make_expert_exchange(options.exchange, backend, sizes, context.communicator);
   }
   hidden_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
   normed_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
@@ -105,12 +116,20 @@ std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelCon
                                       const DecoderOptions& options, int world_size) {
   const DType dtype = traits.activation_dtype();
   const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
+  const ExpertPlacement placement =
+      options.placement ? *options.placement
+                        : ExpertPlacement::linear(config.n_routed_experts, world_size);
   std::int64_t sum =
       AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
-      RouterWorkspace::bytes(config, router_sizes(config, options)) +
+      RouterWorkspace::bytes(config, router_sizes(config, placement, options)) +
       MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
       options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
       options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32);
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    if (config.is_moe_layer(layer)) {
+      sum += PlacementTables::bytes(placement.layer(layer));
+    }
+  }
   if (config.num_moe_layers() > 0) {
     sum += exchange_bytes(options.exchange, traits,
                           exchange_sizes(config, partition, options.max_rows), world_size);

@@ -27,6 +27,8 @@ struct DecoderOptions {
   // Message counts of the alltoall exchange that depend on the number of rows alone, whether or not
   // the communicator can be recorded (then they always do).
   bool fixed_counts = false;
+  // What the target's placement will be, for workspace_bytes; nullptr: linear.
+  std::shared_ptr<const ExpertPlacement> placement = {};
 };
 
 // A loaded target, as its decoder needs it.

@@ -6,13 +6,12 @@
 namespace kdtree {
 
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
-                                                     const ExpertPlacement& placement,
                                                      const ExchangeSizes& sizes,
                                                      Communicator& communicator) {
   if (kind == ExchangeKind::kAllReduce) {
-    return std::make_unique<AllReduceExchange>(backend, placement, sizes, communicator.rank());
+    return std::make_unique<AllReduceExchange>(backend, sizes);
   }
-  return std::make_unique<AllToAllExchange>(backend, placement, sizes, communicator);
+  return std::make_unique<AllToAllExchange>(backend, sizes, communicator);
 }
 
 std::int64_t exchange_bytes(ExchangeKind kind, const MemoryTraits& traits,

@@ -8,7 +8,9 @@
 //              gives every rank all rows.
 //
 // In both a row's result does not depend on the other rows: experts are added in the router's order
-// within a rank, ranks in rank order.
+// within a rank, ranks in rank order, and which replica of an expert a row takes follows from the
+// row's own experts (kernels/replica_choice.h). What an expert gives for a row has the same bits on
+// every rank; which of them are added on one rank before ranks are added follows the placement.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +18,16 @@
 #include <string>
 #include <vector>
 
-#include "comm/expert_placement.h"
 #include "kernels/device_tensor.h"
 #include "model/mlp.h"
 #include "model/model_context.h"
+#include "model/placement_tables.h"
 
 namespace kdtree {
 
 struct ExchangeSizes {
   std::int64_t max_rows = 0;
   std::int64_t hidden_size = 0;
-  std::int64_t n_routed_experts = 0;
   std::int64_t num_experts_per_tok = 0;
   std::int64_t moe_intermediate_size = 0;
   std::int64_t shared_width = 0;  // of this rank's part of the shared experts; 0 without
@@ -35,8 +36,9 @@ struct ExchangeSizes {
 
 // Rows with the router's decision; all on every rank.
 struct RoutedRows {
-  ConstTensorView x;               // [rows, hidden]
-  ConstTensorView expert_ids;      // [rows, num_experts_per_tok]
+  ConstTensorView x;  // [rows, hidden]
+  // [rows, num_experts_per_tok] logical experts or, where the layer has replicas, physical slots
+  ConstTensorView targets;
   ConstTensorView expert_weights;  // [rows, num_experts_per_tok]
 };
 
@@ -45,6 +47,7 @@ struct LayerExperts {
   std::int64_t layer = 0;
   const ExpertSet* experts = nullptr;
   const Mlp* shared = nullptr;  // nullptr without shared experts
+  const PlacementTables* placement = nullptr;
 };
 
 class ExpertExchange {
@@ -65,9 +68,7 @@ class ExpertExchange {
 
 enum class ExchangeKind : std::uint8_t { kAllReduce, kAllToAll };
 
-// `placement` outlives the exchange.
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
-                                                     const ExpertPlacement& placement,
                                                      const ExchangeSizes& sizes,
                                                      Communicator& communicator);
 

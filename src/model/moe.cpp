@@ -25,7 +25,9 @@ RouterWorkspace::RouterWorkspace(Backend& backend, const ModelConfig& config,
       logits_(backend, DType::kFloat32, Shape{sizes.max_rows, config.n_routed_experts}),
       expert_ids_(backend, DType::kInt32,
                   Shape{sizes.kept_layers * sizes.max_rows, num_experts_per_tok_}),
-      expert_weights_(backend, DType::kFloat32, Shape{sizes.max_rows, num_experts_per_tok_}) {}
+      expert_weights_(backend, DType::kFloat32, Shape{sizes.max_rows, num_experts_per_tok_}),
+      targets_(backend, DType::kInt32,
+               Shape{sizes.replicas ? sizes.max_rows : 0, num_experts_per_tok_}) {}
 
 RouterRows RouterWorkspace::of_layer(std::int64_t index, std::int64_t rows) const {
   check(index < sizes_.kept_layers && rows <= sizes_.max_rows,
@@ -33,7 +35,8 @@ RouterRows RouterWorkspace::of_layer(std::int64_t index, std::int64_t rows) cons
         sizes_.max_rows);
   return {.logits = logits_.rows(rows),
           .expert_ids = expert_ids_.view().rows(index * rows, rows),
-          .expert_weights = expert_weights_.rows(rows)};
+          .expert_weights = expert_weights_.rows(rows),
+          .targets = targets_.rows(sizes_.replicas ? rows : 0)};
 }
 
 ConstTensorView RouterWorkspace::kept_ids(std::int64_t rows) const {
@@ -42,13 +45,14 @@ ConstTensorView RouterWorkspace::kept_ids(std::int64_t rows) const {
 }
 
 std::int64_t RouterWorkspace::bytes(const ModelConfig& config, const RouterSizes& sizes) {
+  const std::int64_t choices = sizes.kept_layers + (sizes.replicas ? 2 : 1);
   return sizes.max_rows * 4 *
-         (config.n_routed_experts + (1 + sizes.kept_layers) * config.num_experts_per_tok);
+         (config.n_routed_experts + choices * config.num_experts_per_tok);
 }
 
 Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
-         std::int64_t layer, const ExpertPlacement& placement)
-    : layer_(layer) {
+         std::int64_t layer, const LayerPlacement& placement)
+    : layer_(layer), placement_(context.backend, placement, context.communicator.rank()) {
   const std::string prefix = fmt::format("model.layers.{}.mlp.", layer);
   gate_ = weights.matrix(prefix + "gate.weight");
   router_.scoring =
@@ -86,9 +90,20 @@ void Moe::forward(const ModelContext& context, const ConstTensorView& x, const R
   router.expert_ids = routed.expert_ids;
   router.expert_weights = routed.expert_weights;
   context.backend.router(router);
-  exchange.forward(
-      context, {.x = x, .expert_ids = router.expert_ids, .expert_weights = router.expert_weights},
-      {.layer = layer_, .experts = experts_.get(), .shared = shared_.get()}, y);
+  TensorView targets = router.expert_ids;
+  if (placement_.has_replicas()) {
+    targets = routed.targets;
+    context.backend.choose_replicas({.expert_ids = router.expert_ids,
+                                     .replica_offsets = placement_.replica_offsets(),
+                                     .physical_slots = placement_.physical_slots(),
+                                     .targets = targets});
+  }
+  exchange.forward(context, {.x = x, .targets = targets, .expert_weights = router.expert_weights},
+                   {.layer = layer_,
+                    .experts = experts_.get(),
+                    .shared = shared_.get(),
+                    .placement = &placement_},
+                   y);
 }
 
 }  // namespace kdtree

@@ -14,12 +14,15 @@ struct RouterRows {
   TensorView logits;          // [rows, n_routed_experts] float32
   TensorView expert_ids;      // [rows, num_experts_per_tok]
   TensorView expert_weights;  // [rows, num_experts_per_tok] float32
+  // [rows, num_experts_per_tok] physical slots; empty unless a layer has replicas
+  TensorView targets;
 };
 
 struct RouterSizes {
   std::int64_t max_rows = 0;
   // Layers whose choices stand side by side until the next call; 1: each overwrites the last.
   std::int64_t kept_layers = 1;
+  bool replicas = false;  // of experts, in any layer
 };
 
 class RouterWorkspace {
@@ -39,16 +42,18 @@ class RouterWorkspace {
   DeviceTensor logits_;
   DeviceTensor expert_ids_;  // [kept_layers * max_rows, num_experts_per_tok]
   DeviceTensor expert_weights_;
+  DeviceTensor targets_;
 };
 
 class Moe {
  public:
-  // Takes the experts that `placement` gives to this rank. `weights` outlives the layer.
+  // Takes the experts that `placement`, of this layer, gives to this rank. `weights` outlives the
+  // layer.
   Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
-      std::int64_t layer, const ExpertPlacement& placement);
+      std::int64_t layer, const LayerPlacement& placement);
 
   // x [rows, hidden], normed -> y [rows, hidden], complete on every rank. `routed` receives the
-  // router's decision, the same on every rank.
+  // router's decision, the same on every rank: logical experts, whatever the placement.
   void forward(const ModelContext& context, const ConstTensorView& x, const RouterRows& routed,
                ExpertExchange& exchange, const TensorView& y) const;
 
@@ -56,6 +61,7 @@ class Moe {
   std::int64_t layer_;
   RouterParams router_;  // the settings; tensors are filled in per call
   WeightView gate_;
+  PlacementTables placement_;
   std::unique_ptr<ExpertSet> experts_;
   std::unique_ptr<Mlp> shared_;
 };

@@ -100,6 +100,7 @@ TreeBatch StepState::expand_trees(Backend& backend) {
                         .positions = verify_.positions.rows(batch.num_rows),
                         .ancestor_mask = ancestor_mask_.rows(batch.num_rows)});
   batch.ancestor_mask = ancestor_mask_.rows(batch.num_rows);
+  batch.num_real_rows = trees_.arrays(num_sequences_).num_nodes;
   return batch;
 }
 

@@ -195,8 +195,9 @@ void bench_experts(const BenchContext& context) {
       .hidden = config.hidden_size,
       .intermediate = config.moe_intermediate_size,
       .group_size = config.quantization ? config.quantization->group_size : kDefaultGroupSize};
-  const ExpertPlacement placement =
+  const ExpertPlacement linear =
       ExpertPlacement::linear(config.n_routed_experts, static_cast<int>(context.options.num_ranks));
+  const LayerPlacement& placement = linear.layer(0);
   const auto num_slots = static_cast<std::int64_t>(placement.experts_of(0).size());
   if (num_slots == 0) {
     return;
@@ -217,7 +218,7 @@ void bench_experts(const BenchContext& context) {
       .k = config.num_experts_per_tok,
       .x = random.floats(most * sizes.hidden, -1, 1, activation),
       .weights = random.floats(most * config.num_experts_per_tok, 0.1, 0.5, DType::kFloat32),
-      .logical_to_slot = placement.logical_to_slot(0)};
+      .logical_to_slot = placement.slots_on(0)};
   const DeviceTensor all_x =
       upload_floats(backend, activation, Shape{most, sizes.hidden}, inputs.x);
   const DeviceTensor all_weights =

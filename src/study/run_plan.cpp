@@ -25,7 +25,9 @@ constexpr std::array<GpuModel, 4> kGpuModels = {{
 class WeightPlans {
  public:
   WeightPlans(const ModelSource& source, const RunPlanOptions& options)
-      : source_(source), options_(options) {
+      : source_(source),
+        options_(options),
+        placement_(expert_placement(source.target.config, options.engine, options.num_ranks)) {
     learn(load_of(0));
     learn(load_of(options.num_ranks - 1));
   }
@@ -55,17 +57,28 @@ class WeightPlans {
   Shares shares_of(const LoadOptions& load) const {
     const ModelConfig& config = source_.target.config;
     const TargetPartition part = target_partition(config, load);
-    const Range experts = partition(config.n_routed_experts, load.world_size, load.rank);
     Shares shares{};
     const auto set = [&shares](WeightKind kind, const Range& range) {
       shares[static_cast<std::size_t>(kind)] = range.size();
     };
-    set(WeightKind::kRoutedExperts, experts);
+    set(WeightKind::kRoutedExperts, {0, num_slots(load.rank)});
     set(WeightKind::kSharedExperts, part.shared_intermediate);
     set(WeightKind::kDenseLayers, part.intermediate);
     set(WeightKind::kAttention, part.heads);
     set(WeightKind::kVocabulary, part.vocabulary);
     return shares;
+  }
+
+  // Of the rank, in all layers.
+  std::int64_t num_slots(int rank) const {
+    const ModelConfig& config = source_.target.config;
+    std::int64_t sum = 0;
+    for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+      if (config.is_moe_layer(layer)) {
+        sum += std::ssize(placement_.layer(layer).experts_of(rank));
+      }
+    }
+    return sum;
   }
 
   // Unless everything about this rank is known.
@@ -86,6 +99,7 @@ class WeightPlans {
 
   const ModelSource& source_;
   const RunPlanOptions& options_;
+  ExpertPlacement placement_;
   std::array<std::map<std::int64_t, std::int64_t>, kNumWeightKinds> bytes_;  // of a share
   MemoryPlan names_;  // its bytes are not looked at
 };

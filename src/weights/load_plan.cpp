@@ -74,7 +74,7 @@ class Planner {
       return false;
     }
     check(input_.placement != nullptr, "routed experts without a placement");
-    return input_.placement->rank_of(spec.expert) != input_.options.rank;
+    return !input_.placement->layer(spec.layer).holds(input_.options.rank, spec.expert);
   }
 
   // Columns of packed rows can be divided between groups only.

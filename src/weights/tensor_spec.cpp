@@ -12,6 +12,8 @@ class SpecList {
  public:
   // Of the tensors that follow.
   void set_kind(WeightKind kind) { kind_ = kind; }
+  // Of the routed experts that follow.
+  void set_layer(std::int64_t layer) { layer_ = layer; }
   void vector(std::string name, std::int64_t size) {
     specs_.push_back({.name = std::move(name), .shape = Shape{size}, .split = {}, .kind = kind_});
   }
@@ -38,14 +40,19 @@ class SpecList {
            std::int64_t expert = -1) {
     const SplitRule rows{.part = part};
     const SplitRule columns{.part = part, .by_columns = true};
-    linear(prefix + "gate_proj.weight", {width, hidden}, rows).expert = expert;
-    linear(prefix + "up_proj.weight", {width, hidden}, rows).expert = expert;
-    linear(prefix + "down_proj.weight", {hidden, width}, columns).expert = expert;
+    linear(prefix + "gate_proj.weight", {width, hidden}, rows);
+    linear(prefix + "up_proj.weight", {width, hidden}, rows);
+    linear(prefix + "down_proj.weight", {hidden, width}, columns);
+    for (auto spec = specs_.end() - 3; spec != specs_.end(); ++spec) {
+      spec->expert = expert;
+      spec->layer = expert < 0 ? -1 : layer_;
+    }
   }
   std::vector<TensorSpec> take() { return std::move(specs_); }
 
  private:
   WeightKind kind_ = WeightKind::kDrafter;
+  std::int64_t layer_ = -1;
   std::vector<TensorSpec> specs_;
 };
 
@@ -129,6 +136,7 @@ std::vector<TensorSpec> target_tensor_specs(const ModelConfig& config) {
     list.norm(prefix + "post_attention_layernorm.weight", hidden);
     add_attention(list, config, prefix + "self_attn.");
     if (config.is_moe_layer(layer)) {
+      list.set_layer(layer);
       add_experts(list, config, prefix + "mlp.");
     } else {
       list.set_kind(WeightKind::kDenseLayers);

@@ -50,7 +50,8 @@ struct TensorSpec {
   Shape shape;       // of the logical tensor: [n] for a vector, [out, in] for a matrix
   SplitRule split;
   WeightKind kind = WeightKind::kDrafter;
-  std::int64_t expert = -1;  // routed expert that it belongs to: only the rank of that has it
+  std::int64_t expert = -1;  // routed expert that it belongs to: only the ranks of that have it
+  std::int64_t layer = -1;   // of that expert
   // A Linear, which may be stored as INT4 groups or fp8 blocks instead of plain floats.
   bool may_be_quantized = false;
   // Ops need it as plain floats: INT4 is dequantised when loaded.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/expert_placement.h"
+#include "tests/mpi/placement_case.h"
 #include "tests/mpi/shared_bundle.h"
 #include "tests/mpi/world.h"
 #include "tests/unit/weights_test_support.h"
@@ -28,14 +29,17 @@ CheckpointRecipe recipe(std::int64_t group_size) {
 }
 
 // Of target and drafter on this rank, where `draft` names one.
-LoadStatistics load(const std::string& target, const std::string& draft) {
+LoadStatistics load(const std::string& target, const std::string& draft,
+                    SharedPlacement placement = nullptr) {
   LoadStatistics statistics;
   run_together(world().group, [&] {
     const LoadOptions options{.rank = world().rank(), .world_size = world().size()};
     const TargetCheckpoint checkpoint = open_target(target);
-    const ExpertPlacement placement =
-        ExpertPlacement::linear(checkpoint.config.n_routed_experts, world().size());
-    statistics = load_target(checkpoint, placement, options, world().backend).load_statistics();
+    if (!placement) {
+      placement = std::make_shared<const ExpertPlacement>(
+          ExpertPlacement::linear(checkpoint.config.n_routed_experts, world().size()));
+    }
+    statistics = load_target(checkpoint, *placement, options, world().backend).load_statistics();
     if (!draft.empty()) {
       statistics += load_drafter(open_drafter(draft), options, world().backend).load_statistics();
     }
@@ -114,6 +118,34 @@ TEST(LoadBytes, OfPublishedLayoutsAreTheOwnShare) {
     run_together(world().group, [&] { stored = tensor_bytes(open_target(path).tensors); });
     expect_own_share(own, stored);
     EXPECT_EQ(own.checksum_bytes, 0);
+  }
+}
+
+// A rank reads the experts of its slots, a replica as often as it is held.
+TEST(LoadBytes, OfReplicasAreTheSlotsOfEachRank) {
+  for (const std::int64_t group_size : {0, 8}) {
+    SCOPED_TRACE(group_size);
+    const CheckpointRecipe stored = recipe(group_size);
+    const SharedDirectory directory(stored);
+    std::int64_t expert_bytes = 0;  // of one expert of the one layer that has any
+    run_together(world().group, [&] {
+      for (const auto& [name, tensor] : open_target(directory.path()).tensors) {
+        expert_bytes += name.find(".experts.0.") != std::string::npos ? tensor.bytes : 0;
+      }
+    });
+    const LoadStatistics linear = load(directory.path(), "");
+    Dice dice(9);
+    const SharedPlacement placement = random_placement(dice, stored.target, world().size());
+    const LoadStatistics own = load(directory.path(), "", placement);
+    const auto slots = [](const ExpertPlacement& placed) {
+      return std::ssize(placed.layer(1).experts_of(world().rank()));
+    };
+    const std::int64_t more =
+        slots(*placement) -
+        slots(ExpertPlacement::linear(stored.target.n_routed_experts, world().size()));
+    EXPECT_GT(expert_bytes, 0);
+    EXPECT_EQ(own.own_bytes, linear.own_bytes + more * expert_bytes);
+    EXPECT_EQ(own.bytes_read, own.own_bytes);
   }
 }
 

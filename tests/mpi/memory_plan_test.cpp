@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/mpi/placement_case.h"
 #include "tests/mpi/random_case.h"
 #include "tests/mpi/shared_bundle.h"
 #include "tests/mpi/test_model.h"
@@ -52,16 +53,21 @@ TEST(MemoryPlan, IsWhatModelAndEngineAllocate) {
       for (const ExchangeKind exchange : {ExchangeKind::kAllReduce, ExchangeKind::kAllToAll}) {
         SCOPED_TRACE(testing::Message() << describe(random) << " " << mode_name(mode) << " "
                                         << exchange_name(exchange));
-        const EngineOptions options{.mode = mode,
-                                    .tree_budget = random.engine.tree_budget,
-                                    .batch_size = 1 + static_cast<std::int64_t>(seed % 3),
-                                    .max_context = 30,
-                                    .max_prompt = 12,
-                                    .max_top_logits = static_cast<std::int64_t>(seed % 2),
-                                    .record_steps = seed % 2 == 0,
-                                    .record_experts = seed % 3 == 0,
-                                    .score_windows = seed % 3 == 1,
-                                    .exchange = exchange};
+        Dice dice(seed);
+        EngineOptions options{.mode = mode,
+                              .tree_budget = random.engine.tree_budget,
+                              .batch_size = 1 + static_cast<std::int64_t>(seed % 3),
+                              .max_context = 30,
+                              .max_prompt = 12,
+                              .max_top_logits = static_cast<std::int64_t>(seed % 2),
+                              .record_steps = seed % 2 == 0,
+                              .record_experts = seed % 3 == 0,
+                              .score_windows = seed % 3 == 1,
+                              .exchange = exchange,
+                              .placement = {}};
+        if (seed % 4 != 0) {
+          options.placement = random_placement(dice, source.target.config, world().size());
+        }
         LoadOptions load;
         load.round_to_bfloat16 = random.round_to_bfloat16;
         CountingBackend backend;

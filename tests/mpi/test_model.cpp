@@ -18,7 +18,8 @@ std::string below_variable(const char* variable, const std::string& name) {
 
 }  // namespace
 
-TestModel::TestModel(const TestModelOptions& options) : exchange_(options.exchange) {
+TestModel::TestModel(const TestModelOptions& options)
+    : exchange_(options.exchange), placement_(options.placement) {
   run_together(world().group, [&] {
     source_.target = open_target(options.target);
     if (!options.drafter.empty()) {
@@ -34,7 +35,8 @@ TestModel::TestModel(const TestModelOptions& options) : exchange_(options.exchan
     load.round_to_bfloat16 = options.round_to_bfloat16;
     const EngineOptions engine{.mode = source_.drafter ? Mode::kTree : Mode::kPlain,
                                .max_context = 2,
-                               .exchange = options.exchange};
+                               .exchange = options.exchange,
+                               .placement = options.placement};
     loaded_.emplace(source_, engine, load, world().group, world().backend);
   });
 }
@@ -49,6 +51,7 @@ std::unique_ptr<Engine> TestModel::make_engine(EngineOptions options,
   }
   options.max_context = options.max_context > 0 ? options.max_context : longest;
   options.exchange = exchange_;
+  options.placement = placement_;
   std::unique_ptr<Engine> engine;
   run_together(world().group, [&] {
     engine = std::make_unique<Engine>(*loaded_, options, world().backend, world().communicator,

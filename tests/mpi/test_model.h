@@ -16,6 +16,7 @@ struct TestModelOptions {
   WeightsChoice weights = WeightsChoice::kAuto;
   ExchangeKind exchange = ExchangeKind::kAllReduce;
   bool round_to_bfloat16 = false;
+  std::shared_ptr<const ExpertPlacement> placement = {};  // nullptr: linear
 };
 
 // Every call is collective.
@@ -27,8 +28,8 @@ class TestModel {
   const ModelConfig& config() const { return source_.target.config; }
   const LoadedModel& loaded() const { return *loaded_; }
 
-  // An engine for these requests: max_prompt, max_context (where it is 0) and the exchange are
-  // filled in.
+  // An engine for these requests: max_prompt, max_context (where it is 0), exchange and placement
+  // are filled in.
   std::unique_ptr<Engine> make_engine(EngineOptions options,
                                       const std::vector<Request>& requests) const;
   // The results on rank 0, in the order of the requests; none on the others.
@@ -38,6 +39,7 @@ class TestModel {
  private:
   ModelSource source_;
   ExchangeKind exchange_;
+  std::shared_ptr<const ExpertPlacement> placement_;
   std::optional<LoadedModel> loaded_;
 };
 

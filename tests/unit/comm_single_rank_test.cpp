@@ -17,12 +17,12 @@ TEST(CommPlacement, EveryExpertIsOnOneRank) {
       EXPECT_EQ(placement.n_routed_experts(), experts);
       std::int64_t next = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        const std::vector<std::int32_t> slots = placement.logical_to_slot(rank);
+        const std::vector<std::int32_t> slots = placement.layer(0).slots_on(rank);
         ASSERT_EQ(slots.size(), static_cast<std::size_t>(experts));
         std::int32_t slot = 0;
-        for (const std::int64_t expert : placement.experts_of(rank)) {
+        for (const std::int64_t expert : placement.layer(0).experts_of(rank)) {
           EXPECT_EQ(expert, next++);
-          EXPECT_EQ(placement.rank_of(expert), rank);
+          EXPECT_EQ(placement.layer(0).ranks_of_targets()[static_cast<std::size_t>(expert)], rank);
           EXPECT_EQ(slots[static_cast<std::size_t>(expert)], slot++);
         }
         EXPECT_EQ(std::count(slots.begin(), slots.end(), -1), experts - slot);
@@ -33,10 +33,10 @@ TEST(CommPlacement, EveryExpertIsOnOneRank) {
 }
 
 TEST(CommPlacement, TheRemainderGoesToTheLowRanks) {
-  const ExpertPlacement placement = ExpertPlacement::linear(11, 4);
+  const LayerPlacement placement = ExpertPlacement::linear(11, 4).layer(0);
   EXPECT_EQ(placement.experts_of(0), (std::vector<std::int64_t>{0, 1, 2}));
   EXPECT_EQ(placement.experts_of(3), (std::vector<std::int64_t>{9, 10}));
-  EXPECT_TRUE(ExpertPlacement::linear(2, 4).experts_of(3).empty());
+  EXPECT_TRUE(ExpertPlacement::linear(2, 4).layer(0).experts_of(3).empty());
   EXPECT_THROW(ExpertPlacement::linear(2, 0), Error);
   EXPECT_THROW(ExpertPlacement::linear(-1, 2), Error);
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "placement/policies.h"
 #include "study/run_plan.h"
 #include "tests/unit/weights_test_support.h"
 #include "weights/random_checkpoint.h"
@@ -50,6 +51,11 @@ TEST(RunPlan, IsTheMemoryPlanOfEveryRank) {
       for (const int num_ranks : {1, 2, 3, 4}) {
         RunPlanOptions options = some_options(num_ranks);
         options.engine.exchange = exchange;
+        if (num_ranks > 1) {  // two slots more in each layer
+          const ModelConfig& config = source.target.config;
+          options.engine.placement = std::make_shared<const ExpertPlacement>(
+              place_layers(empty_loads(config), config.n_routed_experts + 2, config, num_ranks));
+        }
         const RunPlan run = plan_run(source, options, *traits);
         ASSERT_EQ(run.ranks.size(), static_cast<std::size_t>(num_ranks));
         for (int rank = 0; rank < num_ranks; ++rank) {

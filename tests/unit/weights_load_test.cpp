@@ -216,7 +216,8 @@ void expect_target(const TargetCheckpoint& checkpoint, int world_size, const Loa
     }
     for (int rank = 0; rank < world_size; ++rank) {
       const WeightStore& store = loaded.ranks[static_cast<std::size_t>(rank)];
-      ASSERT_EQ(store.contains(spec.name), placement.rank_of(spec.expert) == rank) << spec.name;
+      ASSERT_EQ(store.contains(spec.name), placement.layer(spec.layer).holds(rank, spec.expert))
+          << spec.name;
       if (store.contains(spec.name)) {
         round_like(store.matrix(spec.name), true, whole);
         EXPECT_EQ(floats_of(store.matrix(spec.name)), whole) << spec.name;

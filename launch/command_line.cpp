@@ -10,6 +10,7 @@
 #include "core/build_info.h"
 #include "core/check.h"
 #include "option_kinds.h"
+#include "placement_options.h"
 #include "run_options.h"
 
 namespace kdtree {
@@ -77,6 +78,10 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
   add_count(app, "--tree-budget", config.tree_budget, CLI::Range(std::int64_t{1}, kMaxTreeBudget),
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
   add_backend_options(app, config);
+  add_path(app, "--record-expert-load", config.record_expert_load,
+           "File that gets how often each expert was chosen, for --expert-load");
+  add_path(app, "--write-placement", config.write_placement,
+           "File that gets the placement, for --placement FILE");
   app.add_flag("--ignore-eos", config.ignore_eos, "Go on after an end token");
   add_count(app, "--top-logits", config.top_logits, CLI::Range(std::int64_t{0}, kUnbounded),
             "Print that many of the best logits behind each prompt");

@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "engine/memory_plan.h"
 #include "model/rope.h"
+#include "placement/policies.h"
 #include "ranks.h"
 #include "weights/container.h"
 #include "weights/random_checkpoint.h"
@@ -122,6 +123,43 @@ std::int64_t max_context(const RunConfig& config, const ModelConfig& model, cons
 }
 
 // `need` is set on rank 0.
+// The placement and the files that get it and the experts' loads.
+void plan_placement(const RunConfig& config, int world_size, Job& job) {
+  const ModelConfig& model = job.source.target.config;
+  job.engine.placement =
+      std::make_shared<const ExpertPlacement>(make_placement(config.placement, model, world_size));
+  require_input(config.record_expert_load.empty() || model.n_routed_experts > 0,
+                "--record-expert-load {}: {} has no routed experts", config.record_expert_load,
+                config.model);
+  require_input(config.rebalance_every == 0 || model.n_routed_experts > 0,
+                "--rebalance-every {}: {} has no routed experts", config.rebalance_every,
+                config.model);
+  const bool is_shard = job.source.target.shard.has_value();
+  require_input(!is_shard || (config.placement.policy == "linear" && config.rebalance_every == 0),
+                "--placement {}, --rebalance-every {}: the shards of {} hold the experts of a "
+                "linear placement alone: expected these, or the checkpoint as it was before "
+                "kdtree convert --shard-for",
+                config.placement.policy, config.rebalance_every, config.model);
+  require_input(
+      config.rebalance_every == 0 ||
+          place_layers_anew(empty_loads(model), *job.engine.placement, model)
+              .same_slots(*job.engine.placement),
+      "--rebalance-every {}: --placement {} does not share the slots of each layer out evenly, "
+      "expected as many on every rank, a remainder on the low ones",
+      config.rebalance_every, config.placement.policy);
+  job.load_file.emplace("--record-expert-load", config.record_expert_load);
+  job.placement_file.emplace("--write-placement", config.write_placement);
+}
+
+// Rank 0's placement on every rank.
+void share_placement_of(Job& job, ProcessGroup& group) {
+  const std::int64_t experts = job.source.target.config.n_routed_experts;
+  job.engine.placement = std::make_shared<const ExpertPlacement>(
+      share_placement(group.rank() == 0 ? *job.engine.placement
+                                        : ExpertPlacement::linear(experts, group.world_size()),
+                      group));
+}
+
 Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup& group,
              InputNeed& need) {
   Job job;
@@ -159,7 +197,9 @@ Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup&
     require_input(config.dtype != "bf16",
                   "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
   }
+  job.engine.count_experts = !config.record_expert_load.empty() || config.rebalance_every > 0;
   if (group.rank() == 0) {
+    plan_placement(config, group.world_size(), job);
     need = read(job);
   }
   return job;
@@ -252,6 +292,7 @@ Job agree_on_job(const RunConfig& config, const std::string& more_options, const
                   rank0_options);
     job = plan_job(config, read, group, need);
   });
+  share_placement_of(job, group);
   group.broadcast(&need, sizeof need, 0);
   job.engine.batch_size = std::min(config.batch_size, need.num_sequences);
   job.engine.max_prompt = need.longest_prompt;

@@ -12,6 +12,7 @@
 #include "config/run_config.h"
 #include "engine/engine.h"
 #include "golden.h"
+#include "placement_options.h"
 #include "result_output.h"
 #include "text_output.h"
 
@@ -24,7 +25,9 @@ struct Job {
   LoadOptions load;
   std::vector<Request> requests;
   std::optional<GoldenCases> golden;
-  std::optional<TextModel> text;  // rank 0, where prompts or outputs are text
+  std::optional<TextModel> text;           // rank 0, where prompts or outputs are text
+  std::optional<JsonFile> load_file;       // rank 0: gets the experts' loads, if wanted
+  std::optional<JsonFile> placement_file;  // rank 0: gets the placement, if wanted
   std::string mode;
   std::string weights;
 };

@@ -9,6 +9,8 @@
 #include "commands.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "placement/placement_file.h"
+#include "placement_options.h"
 #include "result_output.h"
 #include "study/run_plan.h"
 #include "weights/random_checkpoint.h"
@@ -117,6 +119,8 @@ Job make_job(const PlanOptions& options) {
   engine.batch_size = options.batch_size;
   engine.exchange =
       options.exchange == "alltoall" ? ExchangeKind::kAllToAll : ExchangeKind::kAllReduce;
+  engine.placement = std::make_shared<const ExpertPlacement>(
+      make_placement(options.placement, target, job.run.num_ranks));
   set_context(options, job);
   const bool exact = options.backend == "cpu" || options.dtype == "fp32";
   job.dtype = exact ? "fp32" : "bf16";
@@ -141,6 +145,7 @@ Json plan_json(const PlanOptions& options, const Job& job, const RunPlan& plan) 
       {"dtype", job.dtype},
       {"mode", job.mode},
       {"exchange", options.exchange == "alltoall" ? "alltoall" : "allreduce"},
+      {"placement", options.placement.policy},
       {"batch_size", options.batch_size},
       {"tree_nodes", step_sizes(job.source, job.run.engine).max_nodes},
       {"max_context", plan.max_context},
@@ -255,6 +260,7 @@ int run_plan(const PlanOptions& options, ProcessGroup& group) {
                   "ranks; --ranks says how many share the model",
                   group.world_size());
     const Job job = make_job(options);
+    const JsonFile file("--write-placement", options.write_placement);
     const DType dtype = job.dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32;
     const RunPlan plan = plan_run(job.source, job.run, *make_memory_traits(options.backend, dtype));
     // A path may hold bytes that are no UTF-8.
@@ -263,6 +269,9 @@ int run_plan(const PlanOptions& options, ProcessGroup& group) {
             ? plan_json(options, job, plan).dump(-1, ' ', false, Json::error_handler_t::replace) +
                   "\n"
             : plan_text(options, job, plan));
+    if (file.wanted()) {
+      file.write(to_json(*job.run.engine.placement, job.source.target.config));
+    }
   });
   return 0;
 }

@@ -9,6 +9,7 @@
 #include "config/run_config.h"
 #include "core/check.h"
 #include "option_kinds.h"
+#include "placement_options.h"
 #include "study/run_plan.h"
 
 namespace kdtree {
@@ -67,6 +68,9 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
   add_choice(app, "--exchange", options.exchange, {"auto", "allreduce", "alltoall"},
              "How tokens reach their experts; auto: allreduce");
+  add_placement_options(app, options.placement);
+  add_path(app, "--write-placement", options.write_placement,
+           "File that gets the placement, for --placement FILE");
   add_choice(
       app, "--weights", options.weights, {"auto", "int4"},
       "As of generate; int4: routed experts in floats or fp8 are rounded to INT4 while loading");

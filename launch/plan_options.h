@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "config/run_config.h"
+
 namespace kdtree {
 
 struct PlanOptions {
@@ -19,6 +21,8 @@ struct PlanOptions {
   std::string mode = "auto";
   std::int64_t tree_budget = 16;
   std::string exchange = "auto";
+  PlacementOptions placement;
+  std::string write_placement;  // file that gets the placement; empty: none
   std::string weights = "auto";
   std::string backend = "cuda";
   std::string dtype = "auto";

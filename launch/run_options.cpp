@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "option_kinds.h"
+#include "placement_options.h"
 
 namespace kdtree {
 
@@ -34,6 +35,7 @@ void add_backend_options(CLI::App& app, RunConfig& config) {
              "How ranks exchange tensors; self: a single rank");
   add_choice(app, "--exchange", config.exchange, {"auto", "allreduce", "alltoall"},
              "How tokens reach their experts; auto: allreduce");
+  add_placement_options(app, config.placement);
   add_choice(app, "--dtype", config.dtype, {"auto", "fp32", "bf16"},
              "fp32: exact; bf16: FP32 matrices rounded, on GPUs activations as well; auto: fp32 on "
              "the CPU "

@@ -9,6 +9,13 @@
 
 namespace kdtree {
 
+// Which rank holds which routed expert.
+struct PlacementOptions {
+  std::string policy = "linear";  // linear, round-robin, balanced, replicated, or a file
+  std::int64_t expert_slots = 0;  // of a layer, on all ranks together; replicated only
+  std::string expert_load;        // file of loads; balanced and replicated only
+};
+
 struct RunConfig {
   std::string model;
   std::string draft;  // empty: the bundle's own drafter
@@ -34,6 +41,9 @@ struct RunConfig {
   std::string backend = "auto";
   std::string communicator = "auto";
   std::string exchange = "auto";
+  PlacementOptions placement;
+  std::string record_expert_load;  // file that gets the experts' loads; empty: none
+  std::string write_placement;     // file that gets the placement; empty: none
   std::string dtype = "auto";
   bool ignore_eos = false;
   std::int64_t top_logits = 0;

@@ -173,6 +173,20 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
   }
 }
 
+ExpertLoads Engine::expert_loads() {
+  ExpertLoads loads = empty_loads(config_);
+  const ConstTensorView counts = decoder_.expert_counts();
+  std::int64_t row = 0;
+  for (std::vector<std::int64_t>& layer : loads.layers) {
+    if (!layer.empty() && row < counts.size(0)) {
+      context_.backend.download(layer.data(), counts.rows(row++, 1).raw(),
+                                static_cast<std::int64_t>(layer.size() * sizeof(layer[0])));
+    }
+  }
+  context_.backend.synchronize();
+  return loads;
+}
+
 void Engine::share_decision(StepDecision& decision) {
   group_.broadcast(&decision, sizeof decision, 0);
 }

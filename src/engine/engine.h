@@ -13,6 +13,7 @@
 #include "engine/scheduler.h"
 #include "engine/step_view.h"
 #include "model/tree_batch_storage.h"
+#include "placement/expert_loads.h"
 #include "speculative/draft_tree.h"
 #include "speculative/output_ring.h"
 #include "speculative/step_state.h"
@@ -57,6 +58,12 @@ class Engine {
   // first_scored on, each behind all that stand before it in the window. AgreedError on every rank
   // if a window is not valid (check_windows).
   void score(const std::vector<ScoreWindow>& windows, const OnScores& on_scores);
+
+  // How often each expert was chosen in this engine's life: every row that a forward pass computed
+  // counts, those of rejected nodes and of a step that ran ahead of the end of its sequence
+  // included, padding not. Equal on every rank up to near-ties of the router; zeros without
+  // EngineOptions::count_experts. Waits for the device; not within generate.
+  ExpertLoads expert_loads();
 
   // Device memory of the engine's own tensors: what it allocates besides decoder, drafter,
   // vocabulary, caches and step state. Equal on every rank.

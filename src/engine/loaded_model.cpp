@@ -47,6 +47,7 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   sizes.decoder.exchange = options.exchange;
   sizes.decoder.keep_expert_ids = options.record_experts;
   sizes.decoder.fixed_counts = options.fixed_counts;
+  sizes.decoder.count_experts = options.count_experts;
   sizes.decoder.placement = options.placement;
   sizes.drafter.num_slots = options.batch_size;
   sizes.drafter.capacity = last_prefix + sizes.max_path;

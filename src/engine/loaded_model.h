@@ -40,6 +40,7 @@ struct EngineOptions {
   std::int64_t steps_ahead = -1;
   bool fixed_counts = false;  // DecoderOptions::fixed_counts
   ExchangeKind exchange = ExchangeKind::kAllReduce;
+  bool count_experts = false;  // Engine::expert_loads()
   // Which rank holds which routed expert, equal on every rank; nullptr: ExpertPlacement::linear.
   std::shared_ptr<const ExpertPlacement> placement = {};
 };

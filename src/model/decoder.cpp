@@ -14,6 +14,7 @@ struct Decoder::Layer {
   ConstTensorView post_attention_layernorm;
   std::unique_ptr<Mlp> dense;  // one of the two
   std::unique_ptr<Moe> moe;
+  std::int64_t moe_index = 0;  // among the layers with experts
 };
 
 namespace {
@@ -34,6 +35,11 @@ ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& p
           .moe_intermediate_size = config.moe_intermediate_size,
           .shared_width = partition.shared_intermediate.size(),
           .fixed_counts = false};
+}
+
+// Rows of Decoder::expert_counts().
+std::int64_t num_counted_layers(const ModelConfig& config, const DecoderOptions& options) {
+  return options.count_experts ? config.num_moe_layers() : 0;
 }
 
 bool has_replicas(const ModelConfig& config, const ExpertPlacement& placement) {
@@ -79,7 +85,7 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
   const WeightStore& weights = target.weights;
   Backend& backend = context.backend;
   const DType dtype = backend.activation_dtype();
-  bool any_moe = false;
+  std::int64_t num_moe = 0;
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     Layer built{
@@ -87,17 +93,18 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
         .attention = LatentAttention(config, weights, layer, shape_, rope_table_.view()),
         .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
         .dense = nullptr,
-        .moe = nullptr};
+        .moe = nullptr,
+        .moe_index = num_moe};
     if (config.is_moe_layer(layer)) {
       built.moe =
           std::make_unique<Moe>(context, config, weights, layer, target.placement.layer(layer));
-      any_moe = true;
+      ++num_moe;
     } else {
       built.dense = std::make_unique<Mlp>(weights, prefix + "mlp.");
     }
     layers_.push_back(std::move(built));
   }
-  if (any_moe) {
+  if (num_moe > 0) {
     ExchangeSizes sizes = exchange_sizes(config, target.partition, options.max_rows);
     sizes.fixed_counts = options.fixed_counts || context.communicator.capturable();
     exchange_ = make_expert_exchange(options.exchange, backend, sizes, context.communicator);
@@ -107,6 +114,8 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
   delta_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
   const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
   taps_ = DeviceTensor(backend, dtype, Shape{options.max_rows, num_taps * config.hidden_size});
+  expert_counts_ = DeviceTensor(
+      backend, DType::kInt64, Shape{num_counted_layers(config, options), config.n_routed_experts});
 }
 
 Decoder::~Decoder() = default;
@@ -124,7 +133,8 @@ std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelCon
       RouterWorkspace::bytes(config, router_sizes(config, placement, options)) +
       MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
       options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
-      options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32);
+      options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32) +
+      num_counted_layers(config, options) * config.n_routed_experts * dtype_bytes(DType::kInt64);
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     if (config.is_moe_layer(layer)) {
       sum += PlacementTables::bytes(placement.layer(layer));
@@ -147,7 +157,6 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
   const TensorView hidden = hidden_.rows(rows);
   const TensorView normed = normed_.rows(rows);
   const TensorView delta = delta_.rows(rows);
-  std::int64_t moe_index = 0;
   last_rows_ = rows;
   vocabulary.embed(batch.token_ids, hidden);
   backend.rms_norm(hidden, layers_.front().input_layernorm, eps, normed);
@@ -160,9 +169,10 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
     context_.all_reduce_sum(delta, {.what = "attention", .layer = layer_index});
     backend.add_rms_norm(hidden, delta, layer.post_attention_layernorm, eps, normed);
     if (layer.moe) {
-      const std::int64_t place = options_.keep_expert_ids ? moe_index++ : 0;
-      layer.moe->forward(context_, normed, router_workspace_.of_layer(place, rows), *exchange_,
-                         delta);
+      const std::int64_t place = options_.keep_expert_ids ? layer.moe_index : 0;
+      const RouterRows routed = router_workspace_.of_layer(place, rows);
+      layer.moe->forward(context_, normed, routed, *exchange_, delta);
+      count_experts(layer.moe_index, routed.expert_ids, batch);
     } else {
       layer.dense->forward(backend, normed, mlp_workspace_, delta);
       context_.all_reduce_sum(delta, {.what = "dense feed-forward", .layer = layer_index});
@@ -175,6 +185,17 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
     copy_taps(layer_index, hidden);
   }
   return hidden;
+}
+
+void Decoder::count_experts(std::int64_t moe_index, const ConstTensorView& expert_ids,
+                            const TreeBatch& batch) const {
+  if (options_.count_experts) {
+    const std::int64_t experts = config_.n_routed_experts;
+    context_.backend.count_experts(
+        {.expert_ids = expert_ids,
+         .batch = batch,
+         .counts = expert_counts_.view().rows(moe_index, 1).reshape(Shape{experts})});
+  }
 }
 
 void Decoder::copy_taps(std::int64_t layer, const TensorView& hidden) const {

@@ -27,6 +27,8 @@ struct DecoderOptions {
   // Message counts of the alltoall exchange that depend on the number of rows alone, whether or not
   // the communicator can be recorded (then they always do).
   bool fixed_counts = false;
+  // Rows that choose each expert are counted: expert_counts().
+  bool count_experts = false;
   // What the target's placement will be, for workspace_bytes; nullptr: linear.
   std::shared_ptr<const ExpertPlacement> placement = {};
 };
@@ -60,6 +62,10 @@ class Decoder {
   // out [rows, hidden] = final norm of hidden [rows, hidden], for the vocabulary's head.
   void final_norm(const ConstTensorView& hidden, const TensorView& out) const;
 
+  // [layers with experts, n_routed_experts] int64: how many rows have chosen each expert in this
+  // decoder's life, without rows that are padding. Empty without DecoderOptions::count_experts.
+  ConstTensorView expert_counts() const { return expert_counts_.view(); }
+
   // Whether forward() can be recorded and replayed (Backend::run_recorded).
   bool replayable() const;
 
@@ -70,6 +76,10 @@ class Decoder {
  private:
   struct Layer;
 
+  // Adds the choices that the router has just made for the batch's rows; moe_index is that of the
+  // layer among those with experts.
+  void count_experts(std::int64_t moe_index, const ConstTensorView& expert_ids,
+                     const TreeBatch& batch) const;
   void copy_taps(std::int64_t layer, const TensorView& hidden) const;
 
   ModelContext context_;
@@ -87,6 +97,7 @@ class Decoder {
   DeviceTensor normed_;  // [max_rows, hidden]
   DeviceTensor delta_;   // [max_rows, hidden] what a sub-layer adds
   DeviceTensor taps_;    // [max_rows, taps * hidden]
+  DeviceTensor expert_counts_;
   std::int64_t last_rows_ = 0;
 };
 

@@ -78,6 +78,9 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
   add_count(app, "--tree-budget", config.tree_budget, CLI::Range(std::int64_t{1}, kMaxTreeBudget),
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
   add_backend_options(app, config);
+  add_count(app, "--rebalance-every", config.rebalance_every,
+            CLI::Range(std::int64_t{0}, kUnbounded),
+            "Place experts anew by their loads after that many prompts; 0: never");
   add_path(app, "--record-expert-load", config.record_expert_load,
            "File that gets how often each expert was chosen, for --expert-load");
   add_path(app, "--write-placement", config.write_placement,

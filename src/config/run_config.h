@@ -42,8 +42,9 @@ struct RunConfig {
   std::string communicator = "auto";
   std::string exchange = "auto";
   PlacementOptions placement;
-  std::string record_expert_load;  // file that gets the experts' loads; empty: none
-  std::string write_placement;     // file that gets the placement; empty: none
+  std::int64_t rebalance_every = 0;  // admitted prompts; 0: never
+  std::string record_expert_load;    // file that gets the experts' loads; empty: none
+  std::string write_placement;       // file that gets the placement; empty: none
   std::string dtype = "auto";
   bool ignore_eos = false;
   std::int64_t top_logits = 0;

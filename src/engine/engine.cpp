@@ -165,26 +165,13 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
   share_decision(decision);
   while (decision.next != NextAction::kStop) {
     if (decision.next == NextAction::kPrefill) {
+      count_admission();
       prefill(decision.prefill_slot, shared.at(static_cast<std::size_t>(decision.prefill_request)),
               scheduler, decision);
     } else {
       decode(scheduler, decision);
     }
   }
-}
-
-ExpertLoads Engine::expert_loads() {
-  ExpertLoads loads = empty_loads(config_);
-  const ConstTensorView counts = decoder_.expert_counts();
-  std::int64_t row = 0;
-  for (std::vector<std::int64_t>& layer : loads.layers) {
-    if (!layer.empty() && row < counts.size(0)) {
-      context_.backend.download(layer.data(), counts.rows(row++, 1).raw(),
-                                static_cast<std::int64_t>(layer.size() * sizeof(layer[0])));
-    }
-  }
-  context_.backend.synchronize();
-  return loads;
 }
 
 void Engine::share_decision(StepDecision& decision) {

@@ -65,6 +65,16 @@ class Engine {
   // EngineOptions::count_experts. Waits for the device; not within generate.
   ExpertLoads expert_loads();
 
+  // Moves the experts of `model`, which the engine was made of, to another placement with as many
+  // slots on every rank. Sequences go on where they were. Collective; between two calls of
+  // generate. AgreedError if the placement has other slots, or the experts cannot be read.
+  void rebalance(const ExpertPlacement& placement, LoadedModel& model);
+  // From now on generate() does so by itself, before it admits a prompt and after every
+  // `num_prompts` admissions: by the loads since the last time, with as many slots in each layer
+  // as there are. Needs EngineOptions::count_experts. `model` outlives the engine. Error unless
+  // each rank has as many slots as place_balanced and place_replicated give it.
+  void rebalance_every(std::int64_t num_prompts, LoadedModel& model);
+
   // Device memory of the engine's own tensors: what it allocates besides decoder, drafter,
   // vocabulary, caches and step state. Equal on every rank.
   static std::int64_t own_bytes(const ModelSource& source, const EngineOptions& options,
@@ -97,6 +107,8 @@ class Engine {
   // Shows the `index`-th listed sequence's part of a step to on_step_. On rank 0.
   void observe_step(const StepOutput& output, std::size_t index, Scheduler& scheduler) const;
   void share_decision(StepDecision& decision);
+  // Counts an admission; rebalances if it is time to. Collective.
+  void count_admission();
 
   // One step of the sequences in step_, on the device alone: draft, tree build, verify, accept,
   // commit; the outcome goes to entry `entry` of the ring.
@@ -140,7 +152,11 @@ class Engine {
   std::uint64_t steps_ahead_ = 0;     // that may run while an earlier one is unread
   std::uint64_t started_ = 0;         // steps, of this engine's life
   std::uint64_t read_ = 0;            // steps, of these
-  std::int64_t serial_ = 0;           // of this engine, for the keys of recorded steps
+  std::int64_t rebalance_every_ = 0;  // admissions; 0: never
+  std::int64_t admissions_ = 0;       // since the last time
+  LoadedModel* moved_model_ = nullptr;
+  ExpertLoads loads_before_;  // at the last time
+  std::int64_t serial_ = 0;   // of this engine, for the keys of recorded steps
 };
 
 }  // namespace kdtree

@@ -112,6 +112,14 @@ LoadedModel::LoadedModel(const ModelSource& source, const EngineOptions& options
   }
 }
 
+LoadStatistics LoadedModel::move_experts(const ExpertPlacement& placement, Backend& backend) {
+  const ExpertPlacement kept = placement.kept_in_place(placement_);
+  const LoadStatistics read = kdtree::move_experts(
+      source_.target, {.before = placement_, .after = kept}, load_, backend, target_weights_);
+  placement_ = kept;
+  return read;
+}
+
 LoadStatistics LoadedModel::load_statistics() const {
   LoadStatistics statistics = target_weights_.load_statistics();
   statistics += drafter_weights_.load_statistics();

@@ -90,6 +90,9 @@ class LoadedModel {
 
   const ModelSource& source() const { return source_; }
   const ExpertPlacement& placement() const { return placement_; }
+  // Another placement with the same slots: see move_experts (weights/weight_store.h). Decoders that
+  // were made of this model must be told (Engine::rebalance does both). No collectives.
+  LoadStatistics move_experts(const ExpertPlacement& placement, Backend& backend);
   const WeightStore& target_weights() const { return target_weights_; }
   const WeightStore& drafter_weights() const { return drafter_weights_; }
   const LoadOptions& load_options() const { return load_; }

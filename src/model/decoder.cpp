@@ -207,6 +207,15 @@ void Decoder::copy_taps(std::int64_t layer, const TensorView& hidden) const {
   }
 }
 
+void Decoder::set_placement(const ExpertPlacement& placement) {
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (layers_[layer].moe) {
+      layers_[layer].moe->set_placement(context_,
+                                        placement.layer(static_cast<std::int64_t>(layer)));
+    }
+  }
+}
+
 bool Decoder::replayable() const {
   return exchange_ == nullptr || exchange_->replayable();
 }

@@ -62,6 +62,10 @@ class Decoder {
   // out [rows, hidden] = final norm of hidden [rows, hidden], for the vocabulary's head.
   void final_norm(const ConstTensorView& hidden, const TensorView& out) const;
 
+  // The target's experts have been moved to these slots (weights/weight_store.h). Not while a step
+  // is in flight; recorded steps stay valid.
+  void set_placement(const ExpertPlacement& placement);
+
   // [layers with experts, n_routed_experts] int64: how many rows have chosen each expert in this
   // decoder's life, without rows that are padding. Empty without DecoderOptions::count_experts.
   ConstTensorView expert_counts() const { return expert_counts_.view(); }

@@ -106,4 +106,8 @@ void Moe::forward(const ModelContext& context, const ConstTensorView& x, const R
                    y);
 }
 
+void Moe::set_placement(const ModelContext& context, const LayerPlacement& placement) {
+  placement_.update(context.backend, placement, context.communicator.rank());
+}
+
 }  // namespace kdtree

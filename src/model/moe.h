@@ -56,6 +56,9 @@ class Moe {
   // router's decision, the same on every rank: logical experts, whatever the placement.
   void forward(const ModelContext& context, const ConstTensorView& x, const RouterRows& routed,
                ExpertExchange& exchange, const TensorView& y) const;
+  // Its experts have been moved (weights/weight_store.h): they are dispatched by `placement` from
+  // now on. Not while a step is in flight.
+  void set_placement(const ModelContext& context, const LayerPlacement& placement);
 
  private:
   std::int64_t layer_;

@@ -30,7 +30,8 @@ class Planner {
   LoadPlan run() {
     bool any_quantized = false;
     for (const TensorSpec& spec : input_.specs) {
-      if (input_.is_shard && is_elsewhere(spec)) {
+      if ((input_.is_shard && is_elsewhere(spec)) ||
+          (input_.held != nullptr && (spec.expert < 0 || holds(*input_.held, spec)))) {
         continue;
       }
       const StoredCopies copies = resolver_.resolve(spec);
@@ -41,6 +42,9 @@ class Planner {
         plan_tensor(spec, choose(spec, copies));
       }
     }
+    if (input_.held != nullptr) {
+      return std::move(plan_);
+    }
     resolver_.require_nothing_left();
     require_input(input_.options.weights != WeightsChoice::kQuantized || any_quantized,
                   "{}: quantised weights were asked for, but it holds none", input_.origin);
@@ -48,6 +52,11 @@ class Planner {
   }
 
  private:
+  // Whether this rank has the routed expert that the tensor belongs to.
+  bool holds(const ExpertPlacement& placement, const TensorSpec& spec) const {
+    return placement.layer(spec.layer).holds(input_.options.rank, spec.expert);
+  }
+
   const StoredCopy& choose(const TensorSpec& spec, const StoredCopies& copies) const {
     const bool original = input_.options.weights == WeightsChoice::kOriginal || !copies.quantized;
     require_input(!original || copies.original,
@@ -74,7 +83,7 @@ class Planner {
       return false;
     }
     check(input_.placement != nullptr, "routed experts without a placement");
-    return !input_.placement->layer(spec.layer).holds(input_.options.rank, spec.expert);
+    return !holds(*input_.placement, spec);
   }
 
   // Columns of packed rows can be divided between groups only.

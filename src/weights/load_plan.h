@@ -105,15 +105,18 @@ struct PlanInput {
   const LoadOptions& options;
   const ExpertPlacement* placement = nullptr;  // needed if there are routed experts
   bool is_shard = false;  // `tensors` is no more than what options.rank needs
+  // Set: only routed experts are planned, and of those only what this rank does not hold there. The
+  // tensors were checked before.
+  const ExpertPlacement* held = nullptr;
 };
 
 // Checks every tensor of the checkpoint (of a shard, what this rank needs) against the specs, then
 // plans what options.rank reads. InputError as load_target.
 LoadPlan make_load_plan(const PlanInput& input);
 
-// The plan of load_target / load_drafter, which points into the checkpoint.
+// The plan of load_target / load_drafter, which points into the checkpoint; `held` as PlanInput's.
 LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
-                     const LoadOptions& options);
+                     const LoadOptions& options, const ExpertPlacement* held = nullptr);
 LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options);
 
 }  // namespace kdtree

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "core/check.h"
@@ -262,6 +264,85 @@ void add_views(const LoadPlan& plan, const std::byte* device, WeightStore& store
   }
 }
 
+// "model.layers.3.mlp.experts.5.": what the names of an expert's tensors begin with.
+std::string expert_prefix(std::int64_t layer, std::int64_t expert) {
+  return fmt::format("model.layers.{}.mlp.experts.{}.", layer, expert);
+}
+
+// An expert that comes to this rank, and the one whose slot it takes.
+struct MovedExpert {
+  std::int64_t layer = 0;
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+};
+
+std::vector<MovedExpert> moved_experts(const ModelConfig& config, const ExpertMove& move,
+                                       int rank) {
+  std::vector<MovedExpert> moved;
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    if (!config.is_moe_layer(layer)) {
+      continue;
+    }
+    const LayerPlacement& before = move.before.layer(layer);
+    const std::vector<std::int64_t>& from = before.experts_of(rank);
+    const std::vector<std::int64_t>& to = move.after.layer(layer).experts_of(rank);
+    check(from.size() == to.size(), "layer {}: {} slots become {}", layer, from.size(), to.size());
+    for (std::size_t slot = 0; slot < from.size(); ++slot) {
+      if (from[slot] != to[slot]) {
+        check(!before.holds(rank, to[slot]), "expert {} changes its slot on rank {}", to[slot],
+              rank);
+        moved.push_back({layer, from[slot], to[slot]});
+      }
+    }
+  }
+  return moved;
+}
+
+// Renames the matrices of experts that go to what takes their place.
+void rename_moved(const std::vector<MovedExpert>& moved, WeightStore& store) {
+  for (const MovedExpert& expert : moved) {
+    for (const char* matrix : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}) {
+      store.rename_matrix(expert_prefix(expert.layer, expert.from) + matrix,
+                          expert_prefix(expert.layer, expert.to) + matrix);
+    }
+  }
+}
+
+bool same_storage(const WeightView& left, const WeightView& right) {
+  return left.format == right.format && left.out_features == right.out_features &&
+         left.in_features == right.in_features && left.group_size == right.group_size &&
+         left.scale_dtype == right.scale_dtype;
+}
+
+// Sends the plan's regions to the memory of the store's matrices of the same names; device offsets
+// then count from the address that is returned.
+std::byte* place_regions(const WeightStore& store, LoadPlan& plan) {
+  auto* base =
+      static_cast<std::byte*>(const_cast<void*>(store.matrix(plan.matrices.front().name).data));
+  std::unordered_map<std::int64_t, std::int64_t> places;  // of planned offsets
+  const auto place = [&](std::int64_t planned, const void* memory) {
+    places.emplace(planned, static_cast<const std::byte*>(memory) - base);
+  };
+  for (const PlannedMatrix& matrix : plan.matrices) {
+    const WeightView& view = store.matrix(matrix.name);
+    require_input(same_storage(view, matrix.view),
+                  "{} is stored otherwise than another expert of its layer: such experts cannot be "
+                  "moved",
+                  matrix.name);
+    place(matrix.data_offset, view.data);
+    if (view.format == WeightFormat::kInt4Group) {
+      place(matrix.scales_offset, view.scales);
+    }
+  }
+  for (LoadRegion& region : plan.regions) {
+    region.device_offset = places.at(region.device_offset);
+    if (region.quantize_group > 0) {
+      region.device_scales_offset = places.at(region.device_scales_offset);
+    }
+  }
+  return base;
+}
+
 WeightStore carry_out(LoadPlan plan, const LoadOptions& options, Backend& backend,
                       const std::string& label) {
   // One block: thousands of small ones would waste device memory on their granularity.
@@ -280,7 +361,7 @@ WeightStore carry_out(LoadPlan plan, const LoadOptions& options, Backend& backen
 }  // namespace
 
 LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
-                     const LoadOptions& options) {
+                     const LoadOptions& options, const ExpertPlacement* held) {
   const ModelConfig& config = checkpoint.config;
   check(config.n_routed_experts == 0 || placement.n_routed_experts() == config.n_routed_experts,
         "placement of {} experts for a model of {}", placement.n_routed_experts(),
@@ -294,7 +375,8 @@ LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& 
                          .parts = part_table(target_partition(config, options)),
                          .options = options,
                          .placement = &placement,
-                         .is_shard = checkpoint.shard.has_value()});
+                         .is_shard = checkpoint.shard.has_value(),
+                         .held = held});
 }
 
 LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options) {
@@ -307,13 +389,31 @@ LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& op
                          .parts = part_table(drafter_partition(checkpoint.config, options)),
                          .options = options,
                          .placement = nullptr,
-                         .is_shard = checkpoint.shard.has_value()});
+                         .is_shard = checkpoint.shard.has_value(),
+                         .held = nullptr});
 }
 
 WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
                         const LoadOptions& options, Backend& backend) {
   return carry_out(plan_target(checkpoint, placement, options), options, backend,
                    "loading the target");
+}
+
+LoadStatistics move_experts(const TargetCheckpoint& checkpoint, const ExpertMove& move,
+                            const LoadOptions& options, Backend& backend, WeightStore& store) {
+  const std::vector<MovedExpert> moved = moved_experts(checkpoint.config, move, options.rank);
+  if (moved.empty()) {
+    return {};
+  }
+  LoadPlan plan = plan_target(checkpoint, move.after, options, &move.before);
+  rename_moved(moved, store);
+  std::byte* base = place_regions(store, plan);
+  const LoadStatistics read = PlanRunner(plan, options, base).run(backend, "moving experts");
+  for (const PlannedMatrix& matrix : plan.matrices) {
+    backend.prepare(store.matrix(matrix.name));
+  }
+  backend.synchronize();
+  return read;
 }
 
 WeightStore load_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options,

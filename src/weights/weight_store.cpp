@@ -36,6 +36,14 @@ void WeightStore::add_vector(const std::string& name, ConstTensorView view, Buff
   add_memory(std::move(memory));
 }
 
+void WeightStore::rename_matrix(const std::string& name, const std::string& new_name) {
+  check(!contains(new_name), "{} is there already", new_name);
+  auto entry = matrices_.extract(name);
+  check(!entry.empty(), "{} was not loaded", name);
+  entry.key() = new_name;
+  matrices_.insert(std::move(entry));
+}
+
 void WeightStore::add_memory(Buffer memory) {
   if (memory.data() != nullptr) {
     bytes_ += memory.bytes();

@@ -68,6 +68,9 @@ class WeightStore {
   // `memory` is what the view points into; empty if add_memory() was given it.
   void add_matrix(const std::string& name, WeightView view, std::vector<Buffer> memory);
   void add_vector(const std::string& name, ConstTensorView view, Buffer memory);
+  // Matrix `name` is called `new_name` from now on; its memory stays where it is. Errors if there
+  // is no such matrix, or one of that name.
+  void rename_matrix(const std::string& name, const std::string& new_name);
   // Memory that several views share.
   void add_memory(Buffer memory);
 
@@ -105,6 +108,17 @@ DrafterPartition drafter_partition(const DrafterConfig& config, const LoadOption
 // and embed_tokens are never INT4; with tie_word_embeddings lm_head.weight is the embedding.
 WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
                         const LoadOptions& options, Backend& backend);
+// From one placement to another, which is kept_in_place of it.
+struct ExpertMove {
+  const ExpertPlacement& before;
+  const ExpertPlacement& after;
+};
+// Gives this rank its experts of `after` instead of those of `before`, for which `store` was loaded
+// with these options: what comes to this rank is read from the checkpoint again, into the memory of
+// the slots that become free, so that views keep their places and nothing is allocated on the
+// device. InputError as load_target; after one the store is of no use. Returns what was read.
+LoadStatistics move_experts(const TargetCheckpoint& checkpoint, const ExpertMove& move,
+                            const LoadOptions& options, Backend& backend, WeightStore& store);
 WeightStore load_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& options,
                          Backend& backend);
 

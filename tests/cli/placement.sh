@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Where experts are placed: policies, files, replicas, and what is refused.
+# Where experts are placed: policies, files, replicas, moves during a run, and what is refused.
 source "$(dirname "${BASH_SOURCE[0]}")/support/common.sh"
 
 "$python" "$support/make_inputs.py" "$KDTREE_TEST_DATA" "$work"
@@ -51,6 +51,15 @@ printf '%s\n' 'placement = "replicated"' "expert_slots = $slots" "expert-load = 
   >"$work/run.toml"
 decodes 2 "${all[@]}" --config "$work/run.toml" -- "${golden[@]}"
 
+# --- Moves during a run ---------------------------------------------------------------------------
+
+for policy in linear round-robin "$placement"; do
+  decodes 3 "${all[@]}" --placement "$policy" --rebalance-every 1 --batch-size 2 \
+    --write-placement "$work/moved.json" -- "${golden[@]}"
+  holds 'experts were moved' grep -q 'experts moved, ' "$err"
+done
+holds 'the last placement is written' test "$(cmp -s "$placement" "$work/moved.json"; echo $?)" -eq 1
+
 # --- Plan -----------------------------------------------------------------------------------------
 
 kimi=(plan --model-config "$KDTREE_SOURCE/configs/models/kimi-k2.6.json" --ranks 8)
@@ -101,5 +110,17 @@ refused 2 'broken.json' "${few[@]}" --placement "$work/broken.json"
 refused 2 "--record-expert-load: cannot write $work:" "${few[@]}" --record-expert-load "$work"
 refused 0 "--write-placement: cannot write $work/no/where.json:" "${few[@]}" \
   --write-placement "$work/no/where.json"
+"$python" - "$work/again.json" "$work/uneven.json" <<'WRITE'
+import json, sys
+placement = json.load(open(sys.argv[1], encoding="utf-8"))
+every = list(range(placement["n_routed_experts"]))
+for layer in placement["layers"]:
+    layer["slots"] = [every, [], [0]]
+json.dump(placement, open(sys.argv[2], "w", encoding="utf-8"))
+WRITE
+decodes 3 "${all[@]}" --placement "$work/uneven.json" -- "${golden[@]}"
+refused 3 'does not share the slots of each layer out evenly' "${few[@]}" \
+  --placement "$work/uneven.json" --rebalance-every 2
+refused 0 '--rebalance-every: Value -1 not in range 0' "${few[@]}" --rebalance-every -1
 
 finish

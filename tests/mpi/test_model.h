@@ -27,6 +27,7 @@ class TestModel {
   const ModelSource& source() const { return source_; }
   const ModelConfig& config() const { return source_.target.config; }
   const LoadedModel& loaded() const { return *loaded_; }
+  LoadedModel& loaded() { return *loaded_; }
 
   // An engine for these requests: max_prompt, max_context (where it is 0), exchange and placement
   // are filled in.

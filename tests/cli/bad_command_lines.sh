@@ -6,8 +6,8 @@ generate=(generate --model "$tiny" --max-new-tokens 2 --threads 1)
 
 # --- Words ----------------------------------------------------------------------------------------
 
-refused 0 'no subcommand, expected generate or inspect'
-refused 0 "unknown subcommand 'decode', expected generate or inspect" decode
+refused 0 'no subcommand, expected generate or convert or inspect'
+refused 0 "unknown subcommand 'decode', expected generate or convert or inspect" decode
 refused 0 "unknown argument '--fast'" generate --fast
 refused 0 "unknown argument '--fast'" generate --model "$tiny" --prompt-ids 1 --fast 3
 refused 0 "unknown argument 'surplus'" "${generate[@]}" --prompt-ids 1 surplus

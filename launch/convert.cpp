@@ -69,10 +69,10 @@ std::string report_json(const ConvertCommand& command, const ConvertReport& repo
 }
 
 std::string report_text(const ConvertCommand& command, const ConvertReport& report) {
-  std::string text = fmt::format("{}: {} tensors, {:.4f} GB in {} {}, {:.1f} s\n", command.output,
-                                 report.num_tensors,
-                                 static_cast<double>(report.bytes) / kGigabyte, report.files.size(),
-                                 report.files.size() == 1 ? "file" : "files", report.seconds);
+  std::string text =
+      fmt::format("{}: {} tensors, {:.4f} GB in {} {}, {:.1f} s\n", command.output,
+                  report.num_tensors, static_cast<double>(report.bytes) / kGigabyte,
+                  report.files.size(), report.files.size() == 1 ? "file" : "files", report.seconds);
   if (report.num_resumed > 0) {
     text += fmt::format("{} of these tensors were there from a run that was interrupted\n",
                         report.num_resumed);

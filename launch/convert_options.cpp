@@ -24,12 +24,14 @@ void add_convert_options(CLI::App& app, ConvertCommand& command) {
            "What to write: a bundle if it ends in .kdtr, else a directory (required)");
   add_choice(app, "--quantize", command.quantize, {"w4a16"},
              "Round routed experts in floats or fp8 to INT4 groups with bf16 scales, to nearest");
-  add_count(app, "--group-size", command.group_size, CLI::Range(std::int64_t{8}, std::int64_t{4096}),
+  add_count(app, "--group-size", command.group_size,
+            CLI::Range(std::int64_t{8}, std::int64_t{4096}),
             "Weights that share a scale, a multiple of 8");
   app.add_flag("--keep-originals", command.keep_originals,
                "Keep what --quantize rounds, beside it");
-  add_count(app, "--shard-for", command.shard_for, CLI::Range(std::int64_t{0}, std::int64_t{4096}),
-            "Write a directory of bundles, for each of so many ranks what it alone reads; 0: do not");
+  add_count(
+      app, "--shard-for", command.shard_for, CLI::Range(std::int64_t{0}, std::int64_t{4096}),
+      "Write a directory of bundles, for each of so many ranks what it alone reads; 0: do not");
   app.add_flag("--overwrite", command.overwrite, "Replace what is at --output");
   add_count(app, "--threads", command.threads, CLI::Range(std::int64_t{0}, std::int64_t{4096}),
             "Threads that read, convert and write; 0: one a core");

@@ -81,38 +81,6 @@ void write_expert_files(const Job& job, const LoadedModel& model, Engine& engine
   });
 }
 
-// "the most loaded rank computed 1.31 times the mean of all ranks": on average over layers.
-void log_imbalance(const ExpertLoads& loads, const ExpertPlacement& placement) {
-  double sum = 0;
-  std::int64_t layers = 0;
-  for (std::size_t layer = 0; layer < loads.layers.size(); ++layer) {
-    if (!loads.layers[layer].empty()) {
-      sum += imbalance(placement.layer(static_cast<std::int64_t>(layer)), loads.layers[layer]);
-      ++layers;
-    }
-  }
-  spdlog::info(
-      "experts: the most loaded rank has {:.3f} times the mean load, on average over {} "
-      "layers",
-      sum / static_cast<double>(layers), layers);
-}
-
-// Collective: writes the files about experts that were asked for.
-void write_expert_files(const Job& job, const LoadedModel& model, Engine& engine,
-                        ProcessGroup& group) {
-  run_together(group, [&] {
-    const ModelConfig& config = job.source.target.config;
-    if (group.rank() == 0 && job.load_file->wanted()) {
-      const ExpertLoads loads = engine.expert_loads();
-      log_imbalance(loads, model.placement());
-      job.load_file->write(to_json(loads, config));
-    }
-    if (group.rank() == 0 && job.placement_file->wanted()) {
-      job.placement_file->write(to_json(model.placement(), config));
-    }
-  });
-}
-
 }  // namespace
 
 int run_generate(const RunConfig& config, ProcessGroup& group) {
@@ -129,7 +97,6 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   const RunFacts facts = job_facts(job, loaded, group);
   log_facts(facts);
   std::int64_t mismatches = decode(job, facts, config.output_format == "json", *engine);
-  write_expert_files(job, *model, *engine, group);
   write_expert_files(job, *loaded.model, *engine, group);
   // Every rank ends with the same exit code.
   group.broadcast(&mismatches, sizeof mismatches, 0);

@@ -169,8 +169,8 @@ std::string inspect_text(const Json& json) {
   }
   if (json.contains("bundle")) {
     for (const Json& file : json["bundle"]["files"]) {
-      text += fmt::format("file {}: {} bytes\n", file["name"].get<std::string>(),
-                          file["bytes"].dump());
+      text +=
+          fmt::format("file {}: {} bytes\n", file["name"].get<std::string>(), file["bytes"].dump());
     }
     if (json["bundle"].contains("shard")) {
       const Json& shard = json["bundle"]["shard"];

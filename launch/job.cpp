@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "engine/memory_plan.h"
 #include "model/rope.h"
+#include "placement/placement_file.h"
 #include "placement/policies.h"
 #include "ranks.h"
 #include "weights/container.h"

@@ -78,8 +78,7 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
       rope_table_(upload_rope_table(context.backend, config_, options.max_positions)),
       norm_(target.weights.vector("model.norm.weight")),
       attention_workspace_(context.backend, config_, shape_, options.max_rows),
-      router_workspace_(context.backend, config_,
-                        router_sizes(config_, target.placement, options)),
+      router_workspace_(context.backend, config_, router_sizes(config_, target.placement, options)),
       mlp_workspace_(context.backend, target.partition.intermediate.size(), options.max_rows) {
   const ModelConfig& config = target.config;
   const WeightStore& weights = target.weights;

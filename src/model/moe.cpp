@@ -46,8 +46,7 @@ ConstTensorView RouterWorkspace::kept_ids(std::int64_t rows) const {
 
 std::int64_t RouterWorkspace::bytes(const ModelConfig& config, const RouterSizes& sizes) {
   const std::int64_t choices = sizes.kept_layers + (sizes.replicas ? 2 : 1);
-  return sizes.max_rows * 4 *
-         (config.n_routed_experts + choices * config.num_experts_per_tok);
+  return sizes.max_rows * 4 * (config.n_routed_experts + choices * config.num_experts_per_tok);
 }
 
 Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,

@@ -47,8 +47,8 @@ ModelFileFinder files_in(const std::filesystem::path& folder) {
 Tokenizer load_tokenizer(const ModelFileFinder& find, const std::string& origin) {
   if (const auto ranks = find("tiktoken.model")) {
     const auto config = find("tokenizer_config.json");
-    require_input(config.has_value(), "{}: no tokenizer_config.json, expected beside tiktoken.model",
-                  origin);
+    require_input(config.has_value(),
+                  "{}: no tokenizer_config.json, expected beside tiktoken.model", origin);
     return parse_tiktoken(*ranks, *config);
   }
   const auto file = find("tokenizer.json");

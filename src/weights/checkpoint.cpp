@@ -184,9 +184,9 @@ TargetCheckpoint bundle_target(const Container& bundle) {
                               .config_json = *config,
                               .shard = bundle.shard};
   apply_bundle_quantization(bundle.header, path, checkpoint.config.quantization);
-  checkpoint.tensors = canonical_table({{path, part_of(bundle.files.front().tensors, false)}},
-                                       checkpoint.config.tensor_prefix,
-                                       checkpoint.config.num_hidden_layers);
+  checkpoint.tensors =
+      canonical_table({{path, part_of(bundle.files.front().tensors, false)}},
+                      checkpoint.config.tensor_prefix, checkpoint.config.num_hidden_layers);
   if (const auto goldens = bundle.header.find("goldens"); goldens != bundle.header.end()) {
     checkpoint.goldens = *goldens;
   }
@@ -250,8 +250,8 @@ DrafterCheckpoint open_drafter(const Container& container) {
     checkpoint.origin = container.path;
     checkpoint.config_json = read_directory_config(container.path, config_path);
     checkpoint.config = parse_drafter_config(checkpoint.config_json, config_path);
-    checkpoint.tensors = canonical_table(container.files, kModelPrefix,
-                                         std::numeric_limits<std::int64_t>::max());
+    checkpoint.tensors =
+        canonical_table(container.files, kModelPrefix, std::numeric_limits<std::int64_t>::max());
   }
   if (checkpoint.config.quantization) {
     checkpoint.config.quantization->mlp_is_packed = has_packed_mlp(checkpoint.tensors);

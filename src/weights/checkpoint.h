@@ -50,9 +50,9 @@ struct ShardOf {
 struct TargetCheckpoint {
   std::string origin;  // what the user named: the bundle or the directory
   ModelConfig config;
-  TensorTable tensors;         // without those that are ignored by rule
-  nlohmann::json goldens;      // of a KDTR bundle; null otherwise
-  nlohmann::json config_json;  // the config as stored
+  TensorTable tensors;           // without those that are ignored by rule
+  nlohmann::json goldens;        // of a KDTR bundle; null otherwise
+  nlohmann::json config_json;    // the config as stored
   std::optional<ShardOf> shard;  // the tensors are no more than what this rank reads
 };
 

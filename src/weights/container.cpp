@@ -142,7 +142,8 @@ std::optional<ShardOf> read_shard(const nlohmann::json& header, const std::strin
 Container read_bundle(const std::string& path, const std::optional<ShardOf>& reader) {
   KdtrHeader header = read_kdtr_header(path);
   const std::optional<ShardOf> shard = read_shard(header.json, path);
-  const bool fits = !shard || !reader || (shard->rank == reader->rank && shard->ranks == reader->ranks);
+  const bool fits =
+      !shard || !reader || (shard->rank == reader->rank && shard->ranks == reader->ranks);
   require_input(fits,
                 "{}: is for rank {} of {}, but read by rank {} of {}: start as many ranks as it "
                 "was converted for, with --model its directory",
@@ -155,7 +156,8 @@ Container read_bundle(const std::string& path, const std::optional<ShardOf>& rea
           .shard = shard};
 }
 
-std::optional<NamedText> find_directory_file(const std::string& directory, const std::string& name) {
+std::optional<NamedText> find_directory_file(const std::string& directory,
+                                             const std::string& name) {
   const std::string path = in_directory(directory, name);
   // A link that leads nowhere is an error of its own, not an absent file.
   std::error_code ignored;
@@ -175,8 +177,9 @@ std::optional<NamedText> find_directory_file(const std::string& directory, const
 bool is_directory(const std::string& path) {
   std::error_code error;
   const fs::file_status found = fs::status(path, error);
-  require_input(fs::status_known(found) && (fs::exists(found) || found.type() == fs::file_type::not_found), "{}: {}",
-                path, error.message());
+  require_input(
+      fs::status_known(found) && (fs::exists(found) || found.type() == fs::file_type::not_found),
+      "{}: {}", path, error.message());
   require_input(fs::exists(found), "{}: no such file or directory", path);
   return fs::is_directory(found);
 }

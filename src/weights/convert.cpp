@@ -102,7 +102,8 @@ std::vector<ConvertItem> whole_items(const CheckpointContent& content,
   std::vector<ConvertItem> quantized;
   if (options.group_size > 0) {
     const BundleNames names(content);
-    for (const LoadRegion& region : target_load_plan(content, load_options(options, 0, 1)).regions) {
+    for (const LoadRegion& region :
+         target_load_plan(content, load_options(options, 0, 1)).regions) {
       if (region.quantize_group > 0) {
         quantized.push_back(quantize_item(region, names.of(*region.values).output.name));
         replaced.insert(&names.of(*region.values));
@@ -149,8 +150,7 @@ void add_shard_items(const LoadPlan& plan, const BundleNames& names,
     }
     items.push_back(block_item(*region.values, stored_values(region), values));
     if (region.scales != nullptr) {
-      items.push_back(
-          block_item(*region.scales, stored_scales(region), names.of(*region.scales)));
+      items.push_back(block_item(*region.scales, stored_scales(region), names.of(*region.scales)));
     }
   }
 }
@@ -465,17 +465,16 @@ ConvertReport convert(const ConvertOptions& options) {
 
   ConvertReport report;
   for (const OutputFilePlan& plan : plans) {
-    report.files.push_back(
-        output.is_directory ? (std::filesystem::path(options.output) / plan.name).string()
-                            : options.output);
+    report.files.push_back(output.is_directory
+                               ? (std::filesystem::path(options.output) / plan.name).string()
+                               : options.output);
   }
   report.num_tensors = static_cast<std::int64_t>(results.checksums.size());
   report.bytes = output.bytes;
   report.num_resumed = results.num_resumed;
   report.quantized = results.quantized;
   report.left_out = content.left_out;
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
 

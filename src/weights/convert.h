@@ -44,9 +44,9 @@ struct ConvertReport {
 // Converts. Tensors are copied bit for bit but for those that are quantised. Nothing is at `output`
 // before all of it is there; a run that is interrupted leaves a folder OUTPUT.partial, which an
 // equal run continues (its tensors are read again and held against the journal's checksums) and
-// another one replaces. Checksums of a bundle's tensors are verified on the way. InputError for what
-// is wrong with the model, as loading would give it; if the output exists, or cannot be made; if
-// nothing is left to quantise.
+// another one replaces. Checksums of a bundle's tensors are verified on the way. InputError for
+// what is wrong with the model, as loading would give it; if the output exists, or cannot be made;
+// if nothing is left to quantise.
 ConvertReport convert(const ConvertOptions& options);
 
 }  // namespace kdtree

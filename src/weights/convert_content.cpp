@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "config/config_sections.h"
 #include "core/check.h"
 #include "core/json_text.h"
+#include "weights/directory_tensors.h"
 #include "weights/file.h"
 #include "weights/kdtr.h"
-#include "weights/number_formats.h"
 #include "weights/weight_store.h"
 
 namespace kdtree {
@@ -23,23 +22,12 @@ using Json = nlohmann::json;
 
 constexpr const char* kHeaderFile = "kdtree.json";
 constexpr const char* kHeaderFormat = "kdtree bundle header";
-constexpr const char* kGenericTensorPrefix = "model.";
-constexpr std::array kPlainFiles = {"config.json",           "generation_config.json",
-                                    "tiktoken.model",        "tokenizer.json",
-                                    "tokenizer_config.json", "special_tokens_map.json",
-                                    "chat_template.jinja"};
+constexpr std::array kPlainFiles = {
+    "config.json",           "generation_config.json",  "tiktoken.model",     "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
 
 std::string in_directory(const std::string& directory, const std::string& name) {
   return (fs::path(directory) / name).string();
-}
-
-ContentTensor content_tensor(const std::string& file, const std::string& name,
-                             const RawTensor& raw, std::string bundle_name) {
-  return {.output = {.name = std::move(bundle_name),
-                     .dtype = raw.dtype,
-                     .shape = raw.shape,
-                     .bytes = raw.bytes},
-          .stored = stored_bytes(file, name, raw)};
 }
 
 void sort_by_place(std::vector<ContentTensor>& tensors) {
@@ -50,105 +38,7 @@ void sort_by_place(std::vector<ContentTensor>& tensors) {
                    });
 }
 
-bool take_ending(std::string& name, std::string_view ending) {
-  if (!name.ends_with(ending)) {
-    return false;
-  }
-  name.resize(name.size() - ending.size());
-  return true;
-}
-
 // ---- from a directory -------------------------------------------------------------------------
-
-// The tensors of a directory under their bundle names, and what became of the weight_shapes.
-class DirectoryTensors {
- public:
-  DirectoryTensors(const Container& container, std::string prefix)
-      : container_(container), prefix_(std::move(prefix)) {
-    for (const FileTable& file : container.files) {
-      for (const auto& [name, raw] : file.tensors) {
-        all_.emplace(name, &raw);
-      }
-    }
-  }
-
-  void add_to(std::vector<ContentTensor>& tensors, const std::string& dropped_prefix) {
-    for (const FileTable& file : container_.files) {
-      for (const auto& [name, raw] : file.tensors) {
-        const std::string bundle = bundle_name(name);
-        if (is_shape(name)) {
-          check_shape(file.file, name, raw);
-          continue;
-        }
-        if (bundle.ends_with(".qw")) {
-          shape_of_.try_emplace(prefix_ + bundle.substr(0, bundle.size() - 3), "none");
-        }
-        tensors.push_back(content_tensor(file.file, name, raw,
-                                         prefix_ + bundle.substr(dropped_prefix.size())));
-      }
-    }
-  }
-
-  // "model." if every tensor's name begins with it.
-  std::string common_prefix() const {
-    const bool all = std::all_of(all_.begin(), all_.end(), [](const auto& item) {
-      return item.first.starts_with(kGenericTensorPrefix);
-    });
-    return all ? kGenericTensorPrefix : "";
-  }
-
-  // Of each packed matrix, the dtype of its weight_shape or "none".
-  const std::map<std::string, std::string>& shapes() const { return shape_of_; }
-
- private:
-  bool is_packed(const std::string& base) const {
-    return all_.contains(base + "_packed") && all_.contains(base + "_scale");
-  }
-
-  bool is_shape(std::string name) const {
-    return take_ending(name, "_shape") && is_packed(name);
-  }
-
-  std::string bundle_name(const std::string& name) const {
-    std::string base = name;
-    if (take_ending(base, "_packed") && is_packed(base)) {
-      return base + ".qw";
-    }
-    base = name;
-    if (take_ending(base, "_scale") && is_packed(base)) {
-      return base + ".sc";
-    }
-    return name;
-  }
-
-  // A bundle does not store it, so it must say nothing new.
-  void check_shape(const std::string& file, std::string name, const RawTensor& raw) {
-    const StoredTensor stored = to_stored(file, name, raw);
-    const bool wide = stored.dtype == DType::kInt64;
-    require_input((wide || stored.dtype == DType::kInt32) && stored.shape == Shape{2},
-                  "{} is {} {}, expected I64 or I32 [2]", tensor_place(stored), raw.dtype,
-                  stored.shape.to_string());
-    std::array<std::int64_t, 2> values{};
-    std::array<std::int32_t, 2> narrow_values{};
-    read_tensor_bytes(stored, 0, stored.bytes,
-                      wide ? static_cast<void*>(values.data()) : narrow_values.data());
-    if (!wide) {
-      values = {narrow_values[0], narrow_values[1]};
-    }
-    take_ending(name, "_shape");
-    const std::vector<std::int64_t>& packed = all_.at(name + "_packed")->shape;
-    require_input(packed.size() == 2 && values[0] == packed[0] &&
-                      values[1] == packed[1] * kInt4PerWord,
-                  "{} holds [{}, {}], which '{}_packed' does not fit", tensor_place(stored),
-                  values[0], values[1], name);
-    shape_of_[prefix_ + name] = raw.dtype;
-  }
-
-  const Container& container_;
-  std::string prefix_;
-  std::map<std::string, const RawTensor*> all_;
-  std::map<std::string, std::string> shape_of_;
-};
 
 // "directory" of the header: see convert_content.h.
 Json directory_facts(const std::map<std::string, std::string>& shapes,
@@ -214,13 +104,12 @@ bool holds_packed(const CheckpointContent& content, bool drafter, std::string_vi
   if (!drafter && content.experts_become_packed && part.empty()) {
     return true;
   }
-  return std::any_of(content.tensors.begin(), content.tensors.end(),
-                     [&](const ContentTensor& tensor) {
-                       const std::string& name = tensor.output.name;
-                       return name.ends_with(".qw") &&
-                              name.starts_with(kDrafterPrefix) == drafter &&
-                              name.find(part) != std::string::npos;
-                     });
+  return std::any_of(
+      content.tensors.begin(), content.tensors.end(), [&](const ContentTensor& tensor) {
+        const std::string& name = tensor.output.name;
+        return name.ends_with(".qw") && name.starts_with(kDrafterPrefix) == drafter &&
+               name.find(part) != std::string::npos;
+      });
 }
 
 // A quantization_config for what is packed; as "ignore" tells other readers, nothing else is.
@@ -282,10 +171,10 @@ Json stored_header(const std::string& directory) {
   check_directory_facts(json["header"], path);
   for (const char* part : {"target", "drafter"}) {
     const Json section = json["header"].value(part, Json(nullptr));
-    require_input(section.is_null() || (section.is_object() && section.contains("config") &&
-                                        section["config"].is_object()),
-                  "{}: header.{} is {}, expected \"config\" in it", path, part,
-                  describe_json(section));
+    require_input(
+        section.is_null() ||
+            (section.is_object() && section.contains("config") && section["config"].is_object()),
+        "{}: header.{} is {}, expected \"config\" in it", path, part, describe_json(section));
   }
   return json["header"];
 }
@@ -305,7 +194,8 @@ void check_stored_header(const CheckpointContent& content, const std::string& mo
   }
 }
 
-void read_directory_header(const std::string& model, const std::map<std::string, std::string>& shapes,
+void read_directory_header(const std::string& model,
+                           const std::map<std::string, std::string>& shapes,
                            const std::string& drafter_prefix, bool own_drafter,
                            CheckpointContent& content) {
   content.header = stored_header(model);

@@ -7,8 +7,9 @@
 //                     if there were none), and "shape_dtype_of": {NAME: dtype} where one differs
 //   "drafter_prefix"  what all tensor names of the drafter began with ("model.")
 // config.json itself is one of its files. A directory that is made of a bundle with goldens, or of
-// one that was never a directory, has that bundle's header in kdtree.json: {"format": "kdtree bundle
-// header", "version": 1, "header"}. A header with "goldens" alone adds them to any directory.
+// one that was never a directory, has that bundle's header in kdtree.json: {"format": "kdtree
+// bundle header", "version": 1, "header"}. A header with "goldens" alone adds them to any
+// directory.
 #pragma once
 
 #include <map>
@@ -30,8 +31,8 @@ struct ContentTensor {
 };
 
 struct CheckpointContent {
-  nlohmann::json header;               // of a bundle, without "tensors"
-  std::vector<ContentTensor> tensors;  // in the order of the files
+  nlohmann::json header;                     // of a bundle, without "tensors"
+  std::vector<ContentTensor> tensors;        // in the order of the files
   std::map<std::string, std::string> files;  // name ("drafter/config.json") and content
   std::vector<std::string> left_out;         // files of a directory that are not taken along
   bool experts_become_packed = false;        // routed experts of the target, on their way

@@ -175,17 +175,18 @@ class Writer {
     StreamingChecksum checksum;
     // Long rows are cut, short ones are read together.
     const std::int64_t row_bytes = block.columns.size() * element;
-    const std::int64_t rows = std::max<std::int64_t>(options_.piece_bytes / std::max<std::int64_t>(row_bytes, 1), 1);
+    const std::int64_t rows =
+        std::max<std::int64_t>(options_.piece_bytes / std::max<std::int64_t>(row_bytes, 1), 1);
     const std::int64_t columns =
         rows > 1 ? block.columns.size()
-                 : std::max<std::int64_t>(std::min(block.columns.size(), options_.piece_bytes / element), 1);
+                 : std::max<std::int64_t>(
+                       std::min(block.columns.size(), options_.piece_bytes / element), 1);
     for (std::int64_t row = block.rows.begin; row < block.rows.end; row += rows) {
       for (std::int64_t column = block.columns.begin; column < block.columns.end;
            column += columns) {
         const StoredSlice part{.rows = {row, std::min(row + rows, block.rows.end)},
                                .columns = {column, std::min(column + columns, block.columns.end)}};
-        piece.resize(
-            static_cast<std::size_t>(part.rows.size() * part.columns.size() * element));
+        piece.resize(static_cast<std::size_t>(part.rows.size() * part.columns.size() * element));
         read_rows(sources_, source, part, piece.data());
         checksum.add(piece.data(), std::ssize(piece));
         out.write(piece.data(), std::ssize(piece));

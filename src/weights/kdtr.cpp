@@ -107,10 +107,12 @@ std::int64_t read_integer(const nlohmann::json& entry, const char* key, const st
 
 std::vector<std::int64_t> read_pair(const nlohmann::json& slice, const char* key,
                                     const std::string& place) {
-  const bool good = slice.is_object() && slice.contains(key) && slice[key].is_array() &&
-                    slice[key].size() == 2;
-  require_input(good, "{}: slice is {}, expected \"of\": [rows, columns] and \"first\": [row, "
-                "column]", place, describe_json(slice));
+  const bool good =
+      slice.is_object() && slice.contains(key) && slice[key].is_array() && slice[key].size() == 2;
+  require_input(good,
+                "{}: slice is {}, expected \"of\": [rows, columns] and \"first\": [row, "
+                "column]",
+                place, describe_json(slice));
   return {header_integer(slice[key][0], key, place), header_integer(slice[key][1], key, place)};
 }
 

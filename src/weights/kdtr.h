@@ -44,8 +44,8 @@ KdtrHeader read_kdtr_header(const std::string& path);
 
 // Where everything of a bundle to be written goes.
 struct KdtrLayout {
-  nlohmann::json header;               // with "tensors", their checksums not set yet
-  std::vector<std::int64_t> offsets;   // of the tensors, in the file
+  nlohmann::json header;              // with "tensors", their checksums not set yet
+  std::vector<std::int64_t> offsets;  // of the tensors, in the file
   std::int64_t file_bytes = 0;
 };
 // The tensors keep their order. `header` is the JSON without "tensors". Error for a name twice.

@@ -244,15 +244,16 @@ class Planner {
   // A shard that was made for other parts than this rank's.
   void require_stored(const StoredTensor& tensor, const StoredSlice& wanted) const {
     const StoredSlice& slice = *tensor.slice;
-    const bool inside = wanted.rows.begin >= slice.rows.begin && wanted.rows.end <= slice.rows.end &&
-                        wanted.columns.begin >= slice.columns.begin &&
-                        wanted.columns.end <= slice.columns.end;
-    require_input(inside,
-                  "{}: the shard holds rows {} to {} and columns {} to {}, rank {} of {} needs rows "
-                  "{} to {} and columns {} to {}: convert the checkpoint again for this run",
-                  tensor_place(tensor), slice.rows.begin, slice.rows.end, slice.columns.begin,
-                  slice.columns.end, input_.options.rank, input_.options.world_size,
-                  wanted.rows.begin, wanted.rows.end, wanted.columns.begin, wanted.columns.end);
+    const bool inside =
+        wanted.rows.begin >= slice.rows.begin && wanted.rows.end <= slice.rows.end &&
+        wanted.columns.begin >= slice.columns.begin && wanted.columns.end <= slice.columns.end;
+    require_input(
+        inside,
+        "{}: the shard holds rows {} to {} and columns {} to {}, rank {} of {} needs rows "
+        "{} to {} and columns {} to {}: convert the checkpoint again for this run",
+        tensor_place(tensor), slice.rows.begin, slice.rows.end, slice.columns.begin,
+        slice.columns.end, input_.options.rank, input_.options.world_size, wanted.rows.begin,
+        wanted.rows.end, wanted.columns.begin, wanted.columns.end);
   }
 
   // Tensors that the ranks read in parts: each is read whole by one of them. Who reads all of it

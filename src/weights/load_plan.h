@@ -104,7 +104,7 @@ struct PlanInput {
   PartTable parts;
   const LoadOptions& options;
   const ExpertPlacement* placement = nullptr;  // needed if there are routed experts
-  bool is_shard = false;  // `tensors` is no more than what options.rank needs
+  bool is_shard = false;                       // `tensors` is no more than what options.rank needs
   // Set: only routed experts are planned, and of those only what this rank does not hold there. The
   // tensors were checked before.
   const ExpertPlacement* held = nullptr;

@@ -408,7 +408,7 @@ LoadStatistics move_experts(const TargetCheckpoint& checkpoint, const ExpertMove
   LoadPlan plan = plan_target(checkpoint, move.after, options, &move.before);
   rename_moved(moved, store);
   std::byte* base = place_regions(store, plan);
-  const LoadStatistics read = PlanRunner(plan, options, base).run(backend, "moving experts");
+  const LoadStatistics read = PlanRunner(plan, options, backend, base).run("moving experts");
   for (const PlannedMatrix& matrix : plan.matrices) {
     backend.prepare(store.matrix(matrix.name));
   }

@@ -72,8 +72,8 @@ void check_place(const OutputPlan& plan) {
                 plan.is_directory ? "a directory" : "a file");
   if (plan.is_directory) {
     const std::string strange = strange_entry(path);
-    require_input(strange.empty(), "{}: is in the directory that would be replaced: remove it first",
-                  strange);
+    require_input(strange.empty(),
+                  "{}: is in the directory that would be replaced: remove it first", strange);
   }
 }
 

@@ -254,11 +254,9 @@ void RegionReader::int4_piece(const RegionPiece& piece, void* out) {
   const std::int64_t scale_bytes = num_scales * dtype_bytes(scales.dtype);
   const std::int64_t first_row = region_.rows.begin + piece.rows.begin;
   raw_scales_.resize(to_size(scale_bytes));
-  read_block({.tensor = scales,
-              .first_row = first_row,
-              .count = piece.rows.size(),
-              .columns = groups},
-             raw_scales_.data());
+  read_block(
+      {.tensor = scales, .first_row = first_row, .count = piece.rows.size(), .columns = groups},
+      raw_scales_.data());
   if (verify_scales_) {
     scales_checksum_.add(raw_scales_.data(), scale_bytes);
   }

@@ -181,7 +181,8 @@ TEST(TextErrors, Directories) {
   write_file(folder / "tokenizer.json", tiny_tokenizer_json().dump());
   EXPECT_EQ(load_tokenizer(folder / "").origin(), folder / "tokenizer.json");
   write_file(folder / "tiktoken.model", byte_ranks());
-  expect_input_error([&] { load_tokenizer(folder / ""); }, {"tokenizer_config.json", "expected beside"});
+  expect_input_error([&] { load_tokenizer(folder / ""); },
+                     {"tokenizer_config.json", "expected beside"});
   write_file(folder / "tokenizer_config.json", R"({"added_tokens_decoder": {}})");
   EXPECT_EQ(load_tokenizer(folder / "").vocab_size(), 512);
 }

@@ -18,6 +18,9 @@ support=$KDTREE_SOURCE/tests/cli/support
 }
 python=$("$KDTREE_SOURCE/launch/find_python.sh")
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$support:$KDTREE_SOURCE/tests/reference
+# These cases are about what the program is told and says: exact CPU arithmetic, any number of ranks.
+# GPUs have tests of their own.
+export CUDA_VISIBLE_DEVICES=
 # Ranks outnumber cores here: threads would only get in each other's way, and those that spin while
 # they wait would starve the others.
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive

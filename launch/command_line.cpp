@@ -147,6 +147,15 @@ void check_subcommand(const CLI::App& app, std::span<const std::string> words,
                 words.front(), expected);
 }
 
+// The subcommand that was parsed, the innermost one.
+const CLI::App* parsed_subcommand(const CLI::App& app) {
+  const CLI::App* last = &app;
+  while (!last->get_subcommands().empty()) {
+    last = last->get_subcommands().back();
+  }
+  return last;
+}
+
 // The words that lead from `app` to the subcommand that was parsed: "bench kernels ".
 std::string parsed_path(const CLI::App& app) {
   std::string path;
@@ -160,6 +169,45 @@ std::string parsed_path(const CLI::App& app) {
 
 void require_option(const std::string& value, const std::string& flag) {
   require_input(!value.empty(), "{} is required", flag);
+}
+
+// What a subcommand needs beyond what its options check by themselves.
+void check_options(Command& command) {
+  switch (command.kind) {
+    case Command::Kind::kPrint:
+      return;
+    case Command::Kind::kGenerate: {
+      const RunConfig& run = command.generate;
+      require_option(run.model, "--model");
+      require_input(run.verify_golden || !run.prompt_ids.empty() || !run.prompt.empty() ||
+                        !run.chat.empty() || !run.prompts.empty(),
+                    "no prompt: give --prompt, --chat, --prompt-ids, --prompts or --verify-golden");
+      return;
+    }
+    case Command::Kind::kConvert:
+      command.convert.check();
+      return;
+    case Command::Kind::kInspect:
+      require_option(command.inspect.model, "--model");
+      return;
+    case Command::Kind::kPlan:
+      command.plan.check();
+      return;
+    case Command::Kind::kBenchKernels:
+      require_option(command.bench_kernels.model_config, "--model-config");
+      command.bench_kernels.read_lists();
+      return;
+    case Command::Kind::kBenchAcceptance:
+      require_option(command.bench_acceptance.run.model, "--model");
+      require_option(command.bench_acceptance.run.prompts, "--prompts");
+      command.bench_acceptance.read_lists();
+      return;
+    case Command::Kind::kBenchPerplexity:
+      require_option(command.bench_perplexity.run.model, "--model");
+      command.bench_perplexity.run.mode = "plain";
+      command.bench_perplexity.check();
+      return;
+  }
 }
 
 }  // namespace
@@ -212,7 +260,6 @@ Command parse_command_line(int argc, const char* const* argv) {
   CLI::App* bench_kernels = bench->add_subcommand(
       "kernels", "Check and time every op at the shapes of a model, in one process");
   add_bench_kernels_options(*bench_kernels, command.bench_kernels);
-
   CLI::App* bench_acceptance = bench->add_subcommand(
       "acceptance",
       "Decode prompts in every mode: what is accepted, how quick, how many experts a tree touches");
@@ -238,50 +285,26 @@ Command parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     fail_input("{} {}", error.what(), hint());
   }
-  if (inspect->parsed()) {
-    command.kind = Command::Kind::kInspect;
-    require_option(command.inspect.model, "--model");
-    return command;
-  }
-  if (convert->parsed()) {
+  const CLI::App* chosen = parsed_subcommand(app);
+  if (chosen == generate) {
+    if (!toml.empty()) {
+      apply_toml(*generate, toml);
+    }
+    command.kind = Command::Kind::kGenerate;
+  } else if (chosen == convert) {
     command.kind = Command::Kind::kConvert;
-    command.convert.check();
-    return command;
-  }
-  if (plan->parsed()) {
+  } else if (chosen == inspect) {
+    command.kind = Command::Kind::kInspect;
+  } else if (chosen == plan) {
     command.kind = Command::Kind::kPlan;
-    command.plan.check();
-    return command;
-  }
-  if (bench_kernels->parsed()) {
+  } else if (chosen == bench_kernels) {
     command.kind = Command::Kind::kBenchKernels;
-    require_option(command.bench_kernels.model_config, "--model-config");
-    command.bench_kernels.read_lists();
-    return command;
-  }
-  if (bench_acceptance->parsed()) {
+  } else if (chosen == bench_acceptance) {
     command.kind = Command::Kind::kBenchAcceptance;
-    require_option(command.bench_acceptance.run.model, "--model");
-    require_option(command.bench_acceptance.run.prompts, "--prompts");
-    command.bench_acceptance.read_lists();
-    return command;
-  }
-  if (bench_perplexity->parsed()) {
+  } else {
     command.kind = Command::Kind::kBenchPerplexity;
-    require_option(command.bench_perplexity.run.model, "--model");
-    command.bench_perplexity.run.mode = "plain";
-    command.bench_perplexity.check();
-    return command;
   }
-  if (!toml.empty()) {
-    apply_toml(*generate, toml);
-  }
-  command.kind = Command::Kind::kGenerate;
-  require_option(command.generate.model, "--model");
-  require_input(command.generate.verify_golden || !command.generate.prompt_ids.empty() ||
-                    !command.generate.prompt.empty() || !command.generate.chat.empty() ||
-                    !command.generate.prompts.empty(),
-                "no prompt: give --prompt, --chat, --prompt-ids, --prompts or --verify-golden");
+  check_options(command);
   return command;
 }
 

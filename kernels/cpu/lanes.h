@@ -42,7 +42,11 @@ KDTREE_INLINE void store_lanes(const Lanes& lanes, float* to) {
 }
 
 KDTREE_INLINE float sum_lanes(const Lanes& v) {
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+  // ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+  const auto four =
+      __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+  const auto two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
+  return two[0] + two[1];
 }
 
 // sums[r * kOutputs + o] += x[r][0..n) * w[o][0..n), lane by lane. A longer dot product may be cut

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/partition.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/weights_avx2.h"
 
 namespace kdtree {
 namespace {
@@ -15,12 +16,12 @@ constexpr std::int64_t kChunk = 512;
 static_assert(kChunk % kLanes == 0);
 // Output features and rows that share a chunk. Tile shapes change no bits.
 constexpr int kTileOutputs = 4;
-constexpr int kTileRows = 2;
+constexpr int kTileRows = 3;
 // Rows whose sums are kept while the chunks of a weight row pass by; more rows read the weights
 // again.
 constexpr std::int64_t kRowBlock = 64;
 
-KDTREE_INLINE void decode_bfloat16(const std::uint16_t* from, std::int64_t count, float* to) {
+void decode_bfloat16(const std::uint16_t* from, std::int64_t count, float* to) {
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     HalfWordLanes halves;
@@ -33,14 +34,8 @@ KDTREE_INLINE void decode_bfloat16(const std::uint16_t* from, std::int64_t count
   }
 }
 
-KDTREE_INLINE float read_scale(const WeightView& w, std::int64_t index) {
-  return w.scale_dtype == DType::kFloat32
-             ? static_cast<const float*>(w.scales)[index]
-             : static_cast<const BFloat16*>(w.scales)[index].to_float();
-}
-
-KDTREE_INLINE void decode_int4(const WeightView& w, std::int64_t row, std::int64_t first,
-                               std::int64_t count, float* to) {
+void decode_int4(const WeightView& w, std::int64_t row, std::int64_t first, std::int64_t count,
+                 float* to) {
   constexpr WordLanes kShifts = {0, 4, 8, 12, 16, 20, 24, 28};
   const auto* words = static_cast<const std::uint32_t*>(w.data) + (row * w.in_features + first) / 8;
   std::int64_t group = (row * w.in_features + first) / w.group_size;  // groups never cross rows
@@ -62,8 +57,8 @@ KDTREE_INLINE void decode_int4(const WeightView& w, std::int64_t row, std::int64
   }
 }
 
-KDTREE_INLINE void decode(const WeightView& w, std::int64_t row, std::int64_t first,
-                          std::int64_t count, float* to) {
+void decode(const WeightView& w, std::int64_t row, std::int64_t first, std::int64_t count,
+            float* to) {
   switch (w.format) {
     case WeightFormat::kFloat32:
       std::memcpy(to, static_cast<const float*>(w.data) + row * w.in_features + first,
@@ -86,7 +81,7 @@ KDTREE_INLINE const float* read_weights(const WeightView& w, std::int64_t row, s
   if (w.format == WeightFormat::kFloat32) {
     return static_cast<const float*>(w.data) + row * w.in_features + first;
   }
-  decode(w, row, first, count, scratch);
+  decode_weights(w, row, first, count, scratch);
   return scratch;
 }
 
@@ -117,15 +112,17 @@ KDTREE_INLINE void linear_tile(const LinearProduct& product, Range outputs, Rang
     WeightTile tile = {.rows = {}, .offset = k, .count = std::min(kChunk, w.in_features - k)};
     for (int o = 0; o < kTileOutputs; ++o) {
       // A broken tile computes its last feature again and drops it.
-      tile.rows[o] = o < outputs.size()
-                         ? read_weights(w, outputs.begin + o, k, tile.count, decoded[o])
-                         : tile.rows[o - 1];
+      tile.rows[o] = o > 0 && o >= outputs.size()
+                         ? tile.rows[o - 1]
+                         : read_weights(w, outputs.begin + o, k, tile.count, decoded[o]);
     }
     std::int64_t r = rows.begin;
     for (; r + kTileRows <= rows.end; r += kTileRows) {
       accumulate_rows<kTileRows>(tile, product.x, r, sums + (r - rows.begin) * kTileOutputs);
     }
-    for (; r < rows.end; ++r) {
+    if (rows.end - r == 2) {
+      accumulate_rows<2>(tile, product.x, r, sums + (r - rows.begin) * kTileOutputs);
+    } else if (rows.end - r == 1) {
       accumulate_rows<1>(tile, product.x, r, sums + (r - rows.begin) * kTileOutputs);
     }
   }
@@ -133,6 +130,16 @@ KDTREE_INLINE void linear_tile(const LinearProduct& product, Range outputs, Rang
     float* y = product.y.row(r);
     for (std::int64_t o = outputs.begin; o < outputs.end; ++o) {
       y[o] = sum_lanes(sums[(r - rows.begin) * kTileOutputs + (o - outputs.begin)]);
+    }
+  }
+}
+
+KDTREE_SIMD_CLONES
+void many_rows_outputs(const LinearProduct& product, std::int64_t first, std::int64_t last) {
+  for (std::int64_t r = 0; r < product.num_rows; r += kRowBlock) {
+    const Range rows = {r, std::min(r + kRowBlock, product.num_rows)};
+    for (std::int64_t o = first; o < last; o += kTileOutputs) {
+      linear_tile(product, {o, std::min<std::int64_t>(o + kTileOutputs, last)}, rows);
     }
   }
 }
@@ -158,20 +165,21 @@ void check_weight(std::string_view name, const WeightView& w) {
       name, w.group_size, w.in_features);
 }
 
-KDTREE_SIMD_CLONES
 void decode_weights(const WeightView& w, std::int64_t row, std::int64_t first, std::int64_t count,
                     float* to) {
+  if (has_avx2()) {
+    decode_weights_avx2(w, row, first, count, to);
+    return;
+  }
   decode(w, row, first, count, to);
 }
 
-KDTREE_SIMD_CLONES
 void linear_outputs(const LinearProduct& product, std::int64_t first, std::int64_t last) {
-  for (std::int64_t r = 0; r < product.num_rows; r += kRowBlock) {
-    const Range rows = {r, std::min(r + kRowBlock, product.num_rows)};
-    for (std::int64_t o = first; o < last; o += kTileOutputs) {
-      linear_tile(product, {o, std::min<std::int64_t>(o + kTileOutputs, last)}, rows);
-    }
+  if (product.num_rows <= kFewRows && has_avx2()) {
+    few_rows_outputs_avx2(product, first, last);
+    return;
   }
+  many_rows_outputs(product, first, last);
 }
 
 KDTREE_SIMD_CLONES

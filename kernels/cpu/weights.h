@@ -29,6 +29,13 @@ struct OutputRows {
 // Throws Error unless `w` is complete: known format, pointers there, groups that divide the row.
 void check_weight(std::string_view name, const WeightView& w);
 
+// Scale number `index` of a kInt4Group weight.
+inline float read_scale(const WeightView& w, std::int64_t index) {
+  return w.scale_dtype == DType::kFloat32
+             ? static_cast<const float*>(w.scales)[index]
+             : static_cast<const BFloat16*>(w.scales)[index].to_float();
+}
+
 // Elements [first, first + count) of row `row` as float32. A multiple of 8 for kInt4Group.
 void decode_weights(const WeightView& w, std::int64_t row, std::int64_t first, std::int64_t count,
                     float* to);

@@ -212,6 +212,54 @@ TEST_P(LinearTest, RowsOfAnyCall) {
   }
 }
 
+// The order of kernels/cpu/lanes.h, one element after the other: element i belongs to lane i % 8,
+// and the lanes are added as a fixed tree.
+float dot_by_lanes(const RandomWeight& w, std::int64_t out, const float* x) {
+  float lanes[8] = {};
+  const std::int64_t in = w.view().in_features;
+  for (std::int64_t i = 0; i < (in + 7) / 8 * 8; ++i) {
+    const float product = i < in ? static_cast<float>(w.at(out, i)) * x[i] : 0.0F;
+    lanes[i % 8] += product;
+  }
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+         ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+// Every number of rows and of outputs that a tile of the CPU backend may leave over, every kind of
+// tail of a row: always these very bits.
+TEST(CpuLinearTest, SumsRunInTheOrderOfLanes) {
+  const auto backend = make_test_backend("cpu", 1);
+  auto kinds = all_weight_kinds();
+  kinds.push_back({WeightFormat::kInt4Group, 64, DType::kFloat32});
+  kinds.push_back({WeightFormat::kInt4Group, 64, DType::kBFloat16});
+  Random random(11);
+  for (const WeightKind& kind : kinds) {
+    // Multiples of neither 8 nor the 512 elements of a chunk; with groups, one to several of them.
+    std::vector<std::int64_t> widths = {1, 7, 8, 9, 45, 192, 517, 1030};
+    if (kind.group_size > 0) {
+      widths = {kind.group_size, 3 * kind.group_size, 5 * kind.group_size, 1152};
+    }
+    for (const std::int64_t in : widths) {
+      for (std::int64_t rows = 1; rows <= 9; ++rows) {
+        const std::int64_t out = 1 + random.below(9);
+        const RandomWeight w(*backend, kind, out, in, random);
+        const auto values = random.floats(rows * in);
+        auto x = make_floats(*backend, DType::kFloat32, {rows, in}, values);
+        GuardedTensor y(*backend, DType::kFloat32, {rows, out});
+        backend->linear(w.view(), x.view(), y.view());
+        std::vector<float> want;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          for (std::int64_t o = 0; o < out; ++o) {
+            want.push_back(dot_by_lanes(w, o, values.data() + r * in));
+          }
+        }
+        ASSERT_EQ(read_floats(y), want)
+            << kind.name() << " [" << out << ", " << in << "], " << rows << " rows";
+      }
+    }
+  }
+}
+
 TEST_P(LinearTest, MalformedShapesThrow) {
   Random random(8);
   const RandomWeight w(backend(), {WeightFormat::kFloat32}, 4, 8, random);

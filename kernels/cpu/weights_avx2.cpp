@@ -1,0 +1,247 @@
+#include "kernels/cpu/weights_avx2.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/partition.h"
+#include "kernels/cpu/avx2.h"
+
+namespace kdtree {
+
+#if defined(KDTREE_AVX2)
+
+namespace {
+
+// Sums of kOutputs output features of kRows rows, in registers.
+template <int kRows, int kOutputs>
+struct Tile {
+  const float* x[kRows];
+  __m256 sums[kRows][kOutputs];
+};
+
+template <int kRows, int kOutputs>
+KDTREE_AVX2_INLINE void begin_tile(const LinearProduct& product, Tile<kRows, kOutputs>& tile) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    tile.x[r] = product.x.row(r);
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      tile.sums[r][o] = _mm256_setzero_ps();
+    }
+  }
+}
+
+template <int kRows, int kOutputs>
+KDTREE_AVX2_INLINE void accumulate(const __m256 (&x)[kRows], __m256 weights, int o,
+                                   Tile<kRows, kOutputs>& tile) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    tile.sums[r][o] = _mm256_add_ps(tile.sums[r][o], _mm256_mul_ps(weights, x[r]));
+  }
+}
+
+// sum_lanes.
+KDTREE_AVX2_INLINE float sum_of(__m256 v) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+template <int kRows, int kOutputs>
+KDTREE_AVX2_INLINE void end_tile(const LinearProduct& product, Range outputs,
+                                 const Tile<kRows, kOutputs>& tile) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    float* y = product.y.row(r) + outputs.begin;
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      // Features behind the last one of a broken tile repeat it and are dropped.
+      if (o < outputs.size()) {
+        y[o] = sum_of(tile.sums[r][o]);
+      }
+    }
+  }
+}
+
+// Element: float, or uint16_t for bf16.
+template <class Element, int kRows, int kOutputs>
+KDTREE_AVX2_INLINE void plain_tile(const LinearProduct& product, Range outputs) {
+  const std::int64_t in_features = product.w.in_features;
+  const Element* w[kOutputs];
+#pragma GCC unroll 8
+  for (int o = 0; o < kOutputs; ++o) {
+    w[o] = static_cast<const Element*>(product.w.data) +
+           std::min(outputs.begin + o, outputs.end - 1) * in_features;
+  }
+  Tile<kRows, kOutputs> tile;
+  begin_tile(product, tile);
+  std::int64_t i = 0;
+  for (; i + kLanes <= in_features; i += kLanes) {
+    __m256 x[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      x[r] = _mm256_loadu_ps(tile.x[r] + i);
+    }
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      accumulate(x, avx2::decode_8(w[o] + i), o, tile);
+    }
+  }
+  if (i < in_features) {
+    __m256 x[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      x[r] = avx2::decode_tail(tile.x[r] + i, in_features - i);
+    }
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      accumulate(x, avx2::decode_tail(w[o] + i, in_features - i), o, tile);
+    }
+  }
+  end_tile(product, outputs, tile);
+}
+
+template <int kRows, int kOutputs>
+KDTREE_AVX2_INLINE void int4_tile(const LinearProduct& product, Range outputs) {
+  const WeightView& w = product.w;
+  const std::int64_t num_groups = w.in_features / w.group_size;
+  const std::int64_t group_words = w.group_size / kLanes;
+  const std::uint32_t* words[kOutputs];
+  std::int64_t scale_index[kOutputs];
+#pragma GCC unroll 8
+  for (int o = 0; o < kOutputs; ++o) {
+    const std::int64_t row = std::min(outputs.begin + o, outputs.end - 1);
+    words[o] = static_cast<const std::uint32_t*>(w.data) + row * num_groups * group_words;
+    scale_index[o] = row * num_groups;
+  }
+  Tile<kRows, kOutputs> tile;
+  begin_tile(product, tile);
+  std::int64_t word = 0;
+  for (std::int64_t g = 0; g < num_groups; ++g) {
+    __m256 scales[kOutputs];
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      scales[o] = _mm256_set1_ps(read_scale(w, scale_index[o] + g));
+    }
+    for (const std::int64_t end = word + group_words; word < end; ++word) {
+      __m256 x[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        x[r] = _mm256_loadu_ps(tile.x[r] + word * kLanes);
+      }
+#pragma GCC unroll 8
+      for (int o = 0; o < kOutputs; ++o) {
+        accumulate(x, avx2::decode_8(words[o] + word, scales[o]), o, tile);
+      }
+    }
+  }
+  end_tile(product, outputs, tile);
+}
+
+// kRows rows, all output features in `outputs`.
+template <int kRows>
+KDTREE_AVX2 void row_outputs(const LinearProduct& product, Range outputs) {
+  // As many sums as registers hold beside the constants that decode INT4.
+  constexpr int kOutputs = 4;
+  constexpr int kInt4Outputs = kRows < 3 ? 4 : 2;
+  const bool is_int4 = product.w.format == WeightFormat::kInt4Group;
+  const std::int64_t step = is_int4 ? kInt4Outputs : kOutputs;
+  for (std::int64_t o = outputs.begin; o < outputs.end; o += step) {
+    const Range tile = {o, std::min(o + step, outputs.end)};
+    switch (product.w.format) {
+      case WeightFormat::kFloat32:
+        plain_tile<float, kRows, kOutputs>(product, tile);
+        break;
+      case WeightFormat::kBFloat16:
+        plain_tile<std::uint16_t, kRows, kOutputs>(product, tile);
+        break;
+      case WeightFormat::kInt4Group:
+        int4_tile<kRows, kInt4Outputs>(product, tile);
+        break;
+    }
+  }
+}
+
+KDTREE_AVX2 void decode_bfloat16(const std::uint16_t* from, std::int64_t count, float* to) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    _mm256_storeu_ps(to + i, avx2::decode_8(from + i));
+  }
+  for (; i < count; ++i) {
+    to[i] = BFloat16{from[i]}.to_float();
+  }
+}
+
+KDTREE_AVX2 void decode_int4(const WeightView& w, std::int64_t row, std::int64_t first,
+                             std::int64_t count, float* to) {
+  const std::int64_t place = row * w.in_features + first;
+  const auto* words = static_cast<const std::uint32_t*>(w.data) + place / kLanes;
+  std::int64_t group = place / w.group_size;                // groups never cross rows
+  std::int64_t left = w.group_size - place % w.group_size;  // in the current group
+  while (count > 0) {
+    const __m256 scale = _mm256_set1_ps(read_scale(w, group));
+    const std::int64_t run = std::min(left, count);
+    for (std::int64_t i = 0; i < run; i += kLanes) {
+      _mm256_storeu_ps(to + i, avx2::decode_8(words + i / kLanes, scale));
+    }
+    words += run / kLanes;
+    to += run;
+    count -= run;
+    left = w.group_size;
+    ++group;
+  }
+}
+
+}  // namespace
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") != 0;
+}
+
+void decode_weights_avx2(const WeightView& w, std::int64_t row, std::int64_t first,
+                         std::int64_t count, float* to) {
+  const std::int64_t place = row * w.in_features + first;
+  switch (w.format) {
+    case WeightFormat::kFloat32:
+      std::copy_n(static_cast<const float*>(w.data) + place, count, to);
+      return;
+    case WeightFormat::kBFloat16:
+      decode_bfloat16(static_cast<const std::uint16_t*>(w.data) + place, count, to);
+      return;
+    case WeightFormat::kInt4Group:
+      decode_int4(w, row, first, count, to);
+      return;
+  }
+}
+
+void few_rows_outputs_avx2(const LinearProduct& product, std::int64_t first, std::int64_t last) {
+  static_assert(kFewRows == 3);
+  switch (product.num_rows) {
+    case 1:
+      return row_outputs<1>(product, {first, last});
+    case 2:
+      return row_outputs<2>(product, {first, last});
+    case 3:
+      return row_outputs<3>(product, {first, last});
+    default:
+      check(product.num_rows == 0, "{} rows are not few", product.num_rows);
+  }
+}
+
+#else
+
+bool has_avx2() {
+  return false;
+}
+
+void decode_weights_avx2(const WeightView&, std::int64_t, std::int64_t, std::int64_t, float*) {
+  check(false, "no AVX2 in this build");
+}
+
+void few_rows_outputs_avx2(const LinearProduct&, std::int64_t, std::int64_t) {
+  check(false, "no AVX2 in this build");
+}
+
+#endif
+
+}  // namespace kdtree

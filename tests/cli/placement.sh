@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# timeout: 900
 # Where experts are placed: policies, files, replicas, moves during a run, and what is refused.
 source "$(dirname "${BASH_SOURCE[0]}")/support/common.sh"
 

@@ -175,7 +175,7 @@ void decode_weights(const WeightView& w, std::int64_t row, std::int64_t first, s
 }
 
 void linear_outputs(const LinearProduct& product, std::int64_t first, std::int64_t last) {
-  if (product.num_rows <= kFewRows && has_avx2()) {
+  if (product.num_rows <= few_rows(product.w.format) && has_avx2()) {
     few_rows_outputs_avx2(product, first, last);
     return;
   }

@@ -12,6 +12,9 @@ namespace kdtree {
 
 namespace {
 
+// Output features that share what is read of x.
+constexpr int kTileOutputs = 4;
+
 // Sums of kOutputs output features of kRows rows, in registers.
 template <int kRows, int kOutputs>
 struct Tile {
@@ -20,10 +23,11 @@ struct Tile {
 };
 
 template <int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void begin_tile(const LinearProduct& product, Tile<kRows, kOutputs>& tile) {
+KDTREE_AVX2_INLINE void begin_tile(const LinearProduct& product, std::int64_t first_row,
+                                   Tile<kRows, kOutputs>& tile) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    tile.x[r] = product.x.row(r);
+    tile.x[r] = product.x.row(first_row + r);
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
       tile.sums[r][o] = _mm256_setzero_ps();
@@ -48,11 +52,11 @@ KDTREE_AVX2_INLINE float sum_of(__m256 v) {
 }
 
 template <int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void end_tile(const LinearProduct& product, Range outputs,
-                                 const Tile<kRows, kOutputs>& tile) {
+KDTREE_AVX2_INLINE void end_tile(const LinearProduct& product, std::int64_t first_row,
+                                 Range outputs, const Tile<kRows, kOutputs>& tile) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    float* y = product.y.row(r) + outputs.begin;
+    float* y = product.y.row(first_row + r) + outputs.begin;
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
       // Features behind the last one of a broken tile repeat it and are dropped.
@@ -65,7 +69,8 @@ KDTREE_AVX2_INLINE void end_tile(const LinearProduct& product, Range outputs,
 
 // Element: float, or uint16_t for bf16.
 template <class Element, int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void plain_tile(const LinearProduct& product, Range outputs) {
+KDTREE_AVX2_INLINE void plain_tile(const LinearProduct& product, std::int64_t first_row,
+                                   Range outputs) {
   const std::int64_t in_features = product.w.in_features;
   const Element* w[kOutputs];
 #pragma GCC unroll 8
@@ -74,7 +79,7 @@ KDTREE_AVX2_INLINE void plain_tile(const LinearProduct& product, Range outputs) 
            std::min(outputs.begin + o, outputs.end - 1) * in_features;
   }
   Tile<kRows, kOutputs> tile;
-  begin_tile(product, tile);
+  begin_tile(product, first_row, tile);
   std::int64_t i = 0;
   for (; i + kLanes <= in_features; i += kLanes) {
     __m256 x[kRows];
@@ -98,11 +103,12 @@ KDTREE_AVX2_INLINE void plain_tile(const LinearProduct& product, Range outputs) 
       accumulate(x, avx2::decode_tail(w[o] + i, in_features - i), o, tile);
     }
   }
-  end_tile(product, outputs, tile);
+  end_tile(product, first_row, outputs, tile);
 }
 
 template <int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void int4_tile(const LinearProduct& product, Range outputs) {
+KDTREE_AVX2_INLINE void int4_tile(const LinearProduct& product, std::int64_t first_row,
+                                  Range outputs) {
   const WeightView& w = product.w;
   const std::int64_t num_groups = w.in_features / w.group_size;
   const std::int64_t group_words = w.group_size / kLanes;
@@ -115,7 +121,7 @@ KDTREE_AVX2_INLINE void int4_tile(const LinearProduct& product, Range outputs) {
     scale_index[o] = row * num_groups;
   }
   Tile<kRows, kOutputs> tile;
-  begin_tile(product, tile);
+  begin_tile(product, first_row, tile);
   std::int64_t word = 0;
   for (std::int64_t g = 0; g < num_groups; ++g) {
     __m256 scales[kOutputs];
@@ -135,30 +141,33 @@ KDTREE_AVX2_INLINE void int4_tile(const LinearProduct& product, Range outputs) {
       }
     }
   }
-  end_tile(product, outputs, tile);
+  end_tile(product, first_row, outputs, tile);
 }
 
-// kRows rows, all output features in `outputs`.
+// kRows rows from `first_row` on. Every tile of output features reads its weights once for them.
 template <int kRows>
-KDTREE_AVX2 void row_outputs(const LinearProduct& product, Range outputs) {
-  // As many sums as registers hold beside the constants that decode INT4.
-  constexpr int kOutputs = 4;
-  constexpr int kInt4Outputs = kRows < 3 ? 4 : 2;
-  const bool is_int4 = product.w.format == WeightFormat::kInt4Group;
-  const std::int64_t step = is_int4 ? kInt4Outputs : kOutputs;
-  for (std::int64_t o = outputs.begin; o < outputs.end; o += step) {
-    const Range tile = {o, std::min(o + step, outputs.end)};
-    switch (product.w.format) {
-      case WeightFormat::kFloat32:
-        plain_tile<float, kRows, kOutputs>(product, tile);
-        break;
-      case WeightFormat::kBFloat16:
-        plain_tile<std::uint16_t, kRows, kOutputs>(product, tile);
-        break;
-      case WeightFormat::kInt4Group:
-        int4_tile<kRows, kInt4Outputs>(product, tile);
-        break;
-    }
+KDTREE_AVX2_INLINE void tile_outputs(const LinearProduct& product, std::int64_t first_row,
+                                     Range outputs) {
+  switch (product.w.format) {
+    case WeightFormat::kFloat32:
+      plain_tile<float, kRows, kTileOutputs>(product, first_row, outputs);
+      break;
+    case WeightFormat::kBFloat16:
+      plain_tile<std::uint16_t, kRows, kTileOutputs>(product, first_row, outputs);
+      break;
+    case WeightFormat::kInt4Group:
+      if constexpr (kRows < 3) {
+        int4_tile<kRows, kTileOutputs>(product, first_row, outputs);
+      } else {
+        // Beside the constants that decode, registers hold the sums of half a tile.
+        constexpr int kHalf = kTileOutputs / 2;
+        const std::int64_t middle = std::min(outputs.begin + kHalf, outputs.end);
+        int4_tile<kRows, kHalf>(product, first_row, {outputs.begin, middle});
+        if (middle < outputs.end) {
+          int4_tile<kRows, kHalf>(product, first_row, {middle, outputs.end});
+        }
+      }
+      break;
   }
 }
 
@@ -214,17 +223,19 @@ void decode_weights_avx2(const WeightView& w, std::int64_t row, std::int64_t fir
   }
 }
 
-void few_rows_outputs_avx2(const LinearProduct& product, std::int64_t first, std::int64_t last) {
-  static_assert(kFewRows == 3);
-  switch (product.num_rows) {
-    case 1:
-      return row_outputs<1>(product, {first, last});
-    case 2:
-      return row_outputs<2>(product, {first, last});
-    case 3:
-      return row_outputs<3>(product, {first, last});
-    default:
-      check(product.num_rows == 0, "{} rows are not few", product.num_rows);
+KDTREE_AVX2 void few_rows_outputs_avx2(const LinearProduct& product, std::int64_t first,
+                                       std::int64_t last) {
+  for (std::int64_t o = first; o < last; o += kTileOutputs) {
+    const Range outputs = {o, std::min<std::int64_t>(o + kTileOutputs, last)};
+    std::int64_t r = 0;
+    for (; r + 3 <= product.num_rows; r += 3) {
+      tile_outputs<3>(product, r, outputs);
+    }
+    if (product.num_rows - r == 2) {
+      tile_outputs<2>(product, r, outputs);
+    } else if (product.num_rows - r == 1) {
+      tile_outputs<1>(product, r, outputs);
+    }
   }
 }
 

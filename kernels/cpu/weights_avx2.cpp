@@ -28,10 +28,6 @@ KDTREE_AVX2_INLINE void begin_tile(const LinearProduct& product, std::int64_t fi
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     tile.x[r] = product.x.row(first_row + r);
-#pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) {
-      tile.sums[r][o] = _mm256_setzero_ps();
-    }
   }
 }
 
@@ -78,7 +74,7 @@ KDTREE_AVX2_INLINE void plain_tile(const LinearProduct& product, std::int64_t fi
     w[o] = static_cast<const Element*>(product.w.data) +
            std::min(outputs.begin + o, outputs.end - 1) * in_features;
   }
-  Tile<kRows, kOutputs> tile;
+  Tile<kRows, kOutputs> tile = {};
   begin_tile(product, first_row, tile);
   std::int64_t i = 0;
   for (; i + kLanes <= in_features; i += kLanes) {
@@ -120,7 +116,7 @@ KDTREE_AVX2_INLINE void int4_tile(const LinearProduct& product, std::int64_t fir
     words[o] = static_cast<const std::uint32_t*>(w.data) + row * num_groups * group_words;
     scale_index[o] = row * num_groups;
   }
-  Tile<kRows, kOutputs> tile;
+  Tile<kRows, kOutputs> tile = {};
   begin_tile(product, first_row, tile);
   std::int64_t word = 0;
   for (std::int64_t g = 0; g < num_groups; ++g) {

@@ -208,7 +208,7 @@ std::vector<ConvertItem> directory_items(std::vector<ConvertItem> items, const J
     for (OutputTensor& output : item.outputs) {
       std::string& name = output.name;
       if (name.starts_with(kDrafterPrefix)) {
-        name = prefix + name.substr(std::string_view(kDrafterPrefix).size());
+        name.replace(0, std::string_view(kDrafterPrefix).size(), prefix);
       }
     }
   }

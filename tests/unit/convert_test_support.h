@@ -29,19 +29,17 @@ inline ConvertReport convert_to(const std::string& model, const std::string& out
   return convert(options);
 }
 
-inline std::string bytes_of(const std::string& file, const RawTensor& raw) {
-  return read_file(file).substr(static_cast<std::size_t>(raw.file_offset),
-                                static_cast<std::size_t>(raw.bytes));
-}
-
 // dtype, shape and bytes of every tensor by name.
 using TensorContents =
     std::map<std::string, std::tuple<std::string, std::vector<std::int64_t>, std::string>>;
 inline TensorContents contents_of(const std::string& model) {
   TensorContents contents;
   for (const FileTable& table : read_container(model, std::nullopt).files) {
+    const std::string file = read_file(table.file);
     for (const auto& [name, raw] : table.tensors) {
-      contents[name] = {raw.dtype, raw.shape, bytes_of(table.file, raw)};
+      contents[name] = {raw.dtype, raw.shape,
+                        file.substr(static_cast<std::size_t>(raw.file_offset),
+                                    static_cast<std::size_t>(raw.bytes))};
     }
   }
   return contents;

@@ -200,7 +200,6 @@ class Writer {
 
   ItemFacts quantize(const PlacedItem& placed) {
     const LoadRegion& region = *placed.item->quantize;
-    const std::string place = tensor_place(*region.values);
     OutputStream words(output_.file(placed.file), placed.offsets[0]);
     OutputStream scales(output_.file(placed.file), placed.offsets[1]);
     RegionReader reader(sources_, region, /*verify=*/true);
@@ -208,16 +207,7 @@ class Writer {
     std::vector<float> values;
     std::vector<std::byte> narrow_scales;
     for (const RegionPiece& piece : cut_region(region, options_.piece_bytes)) {
-      const std::int64_t columns = piece.columns.size();
-      values.resize(static_cast<std::size_t>(piece.rows.size() * columns));
-      reader.read(piece, values.data());
-      const Int4Matrix packed =
-          quantize_rows({.values = values,
-                         .first_row = region.rows.begin + piece.rows.begin,
-                         .first_column = region.columns.begin + piece.columns.begin,
-                         .columns = columns,
-                         .group_size = region.quantize_group},
-                        place);
+      const Int4Matrix packed = reader.read_rounded(piece, values);
       error.add(values, packed, region.quantize_group);
       narrow_scales.resize(packed.scales.size() * sizeof(std::uint16_t));
       narrow(packed.scales, DType::kBFloat16, narrow_scales.data());

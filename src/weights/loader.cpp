@@ -14,7 +14,6 @@
 #include "core/progress.h"
 #include "weights/load_plan.h"
 #include "weights/number_formats.h"
-#include "weights/quantize.h"
 #include "weights/raw_tensor.h"
 #include "weights/region_reader.h"
 #include "weights/upload_queue.h"
@@ -171,7 +170,6 @@ class PlanRunner {
   }
 
   void load_quantized(const LoadRegion& region, RegionReader& reader) {
-    const std::string place = tensor_place(*region.values);
     const std::int64_t group = region.quantize_group;
     std::vector<float> values;
     std::vector<std::byte> scales;
@@ -179,16 +177,7 @@ class PlanRunner {
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const RegionPiece& piece = pieces[i];
       will_need(region, pieces, i);
-      const std::int64_t columns = piece.columns.size();
-      values.resize(static_cast<std::size_t>(piece.rows.size() * columns));
-      reader.read(piece, values.data());
-      const Int4Matrix packed =
-          quantize_rows({.values = values,
-                         .first_row = region.rows.begin + piece.rows.begin,
-                         .first_column = region.columns.begin + piece.columns.begin,
-                         .columns = columns,
-                         .group_size = group},
-                        place);
+      const Int4Matrix packed = reader.read_rounded(piece, values);
       scales.resize(packed.scales.size() * sizeof(std::uint16_t));
       narrow(packed.scales, DType::kBFloat16, scales.data());
       // Two codes a byte, one scale a group.

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "weights/number_formats.h"
+#include "weights/quantize.h"
 #include "weights/raw_tensor.h"
 
 namespace kdtree {
@@ -224,6 +225,18 @@ void RegionReader::read(const RegionPiece& piece, void* out) {
       float8_piece(piece, out);
       return;
   }
+}
+
+Int4Matrix RegionReader::read_rounded(const RegionPiece& piece, std::vector<float>& values) {
+  const std::int64_t columns = piece.columns.size();
+  values.resize(to_size(piece.rows.size() * columns));
+  read(piece, values.data());
+  return quantize_rows({.values = values,
+                        .first_row = region_.rows.begin + piece.rows.begin,
+                        .first_column = region_.columns.begin + piece.columns.begin,
+                        .columns = columns,
+                        .group_size = region_.quantize_group},
+                       tensor_place(*region_.values));
 }
 
 void RegionReader::check_copied_scales(const RegionPiece& piece, const void* copied) {

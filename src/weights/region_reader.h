@@ -13,6 +13,7 @@
 
 #include "weights/file.h"
 #include "weights/load_plan.h"
+#include "weights/number_formats.h"
 
 namespace kdtree {
 
@@ -93,6 +94,9 @@ class RegionReader {
   // Converts a piece into out, its elements in region.output without gaps. Calls must follow each
   // other in the order of cut_region(). InputError for a scale that check_scales refuses.
   void read(const RegionPiece& piece, void* out);
+  // A piece of a region with a quantize_group: read into `values`, which it may resize, and rounded
+  // as quantize_rows does. InputError as there.
+  Int4Matrix read_rounded(const RegionPiece& piece, std::vector<float>& values);
   // After the last piece. InputError for a wrong checksum.
   void finish();
   // Host memory that the reader holds, in bytes, without the block scales of fp8.

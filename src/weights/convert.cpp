@@ -161,12 +161,11 @@ void add_file_items(const CheckpointContent& content, std::vector<ConvertItem>& 
   }
 }
 
-OutputFilePlan shard_plan(const CheckpointContent& content, const ConvertOptions& options,
-                          int rank) {
+OutputFilePlan shard_plan(const CheckpointContent& content, const BundleNames& names,
+                          const ConvertOptions& options, int rank) {
   const ShardOf shard{.rank = rank, .ranks = options.shard_for};
   OutputFilePlan file{.name = shard_name(shard), .header = content.header, .items = {}};
   file.header["shard"] = {{"rank", shard.rank}, {"ranks", shard.ranks}};
-  const BundleNames names(content);
   const LoadOptions load = load_options(options, shard.rank, shard.ranks);
   add_file_items(content, file.items);
   add_shard_items(target_load_plan(content, load), names, file.items);
@@ -413,8 +412,9 @@ ConvertReport convert(const ConvertOptions& options) {
   std::vector<OutputFilePlan> plans;
   std::map<std::string, std::string> texts;
   if (options.shard_for > 0) {
+    const BundleNames names(content);
     for (int rank = 0; rank < options.shard_for; ++rank) {
-      plans.push_back(shard_plan(content, options, rank));
+      plans.push_back(shard_plan(content, names, options, rank));
     }
   } else if (bundle) {
     plans.push_back({.name = "bundle.kdtr", .header = content.header, .items = {}});

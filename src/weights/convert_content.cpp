@@ -65,19 +65,13 @@ Json directory_facts(const std::map<std::string, std::string>& shapes,
   return facts;
 }
 
-std::string read_text(const std::string& path) {
-  const InputFile file(path);
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  file.read(0, file.size(), text.data());
-  return text;
-}
-
-void take_files(const std::string& directory, CheckpointContent& content) {
+void take_files(const Container& container, CheckpointContent& content) {
+  const std::string& directory = container.path;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
     if (std::find(kPlainFiles.begin(), kPlainFiles.end(), name) != kPlainFiles.end()) {
-      content.files[name] = read_text(entry.path().string());
+      content.files[name] = find_model_file(container, name)->content;
     } else if (!name.ends_with(".safetensors") && name != kIndexName && name != kHeaderFile &&
                name != kDrafterFolder) {
       content.left_out.push_back(name);
@@ -229,7 +223,7 @@ void read_drafter_directory(const Container& container, CheckpointContent& conte
   tensors.add_to(content.tensors, prefix);
   shapes.insert(tensors.shapes().begin(), tensors.shapes().end());
   content.files[std::string(kDrafterFolder) + "/" + kConfigName] =
-      read_text(in_directory(container.path, kConfigName));
+      find_model_file(container, kConfigName)->content;
 }
 
 // ---- from a bundle ----------------------------------------------------------------------------
@@ -260,7 +254,6 @@ void add_bundle_files(const Container& bundle, CheckpointContent& content) {
 
 // Replaces, in the header, the drafter's part.
 void read_other_drafter(const Container& container, CheckpointContent& content) {
-  const Json facts = content.header.value("directory", Json(nullptr));
   content.header["drafter"] = {{"config", content.drafter->config_json}};
   content.files.erase(std::string(kDrafterFolder) + "/" + kConfigName);
   if (container.is_bundle) {
@@ -269,10 +262,17 @@ void read_other_drafter(const Container& container, CheckpointContent& content) 
     std::map<std::string, std::string> shapes;
     std::string prefix;
     read_drafter_directory(container, content, shapes, prefix);
-    if (facts.is_null()) {
+    const auto facts = content.header.find("directory");
+    if (facts == content.header.end()) {
       content.files.erase(std::string(kDrafterFolder) + "/" + kConfigName);
-    } else if (!prefix.empty()) {
-      content.header["directory"]["drafter_prefix"] = prefix;
+    } else {
+      facts->erase("drafter_prefix");  // the former drafter's
+      if (!prefix.empty()) {
+        (*facts)["drafter_prefix"] = prefix;
+      }
+      for (const auto& [name, dtype] : shapes) {
+        (*facts)["shape_dtype_of"][name] = dtype;
+      }
     }
   }
   if (holds_packed(content, true) && !content.header.contains("quantization")) {
@@ -325,7 +325,7 @@ CheckpointContent read_content(const std::string& model, const std::string& draf
     DirectoryTensors tensors(container, "");
     tensors.add_to(content.tensors, "");
     std::map<std::string, std::string> shapes = tensors.shapes();
-    take_files(model, content);
+    take_files(container, content);
     if (drafter && drafter->is_bundle) {
       add_bundle_tensors(*drafter, false, true, content);
     } else if (drafter) {

@@ -71,6 +71,30 @@ TEST_P(WeightsConvertRandom, DirectoriesWithDrafters) {
 }
 INSTANTIATE_TEST_SUITE_P(GroupSizes, WeightsConvertRandom, ::testing::Values(0, 8, 16));
 
+TEST(WeightsConvert, AnotherDrafterKeepsItsOwnNames) {
+  const TemporaryFolder folder;
+  CheckpointRecipe recipe = recipe_of(8);
+  write_directory(recipe, folder / "m");
+  fs::copy(folder / "m/draft", folder / "prefixed", fs::copy_options::recursive);
+  std::vector<BuiltTensor> tensors = build_tensors(recipe, BuiltNames::kHuggingFace);
+  std::erase_if(tensors, [](const BuiltTensor& tensor) {
+    return !tensor.info.name.starts_with(kDrafterPrefix);
+  });
+  for (BuiltTensor& tensor : tensors) {
+    tensor.info.name.replace(0, std::string_view(kDrafterPrefix).size(), "model.");
+  }
+  write_built_safetensors(tensors, folder / "prefixed/model.safetensors");
+  ConvertOptions options;
+  options.draft = folder / "prefixed";
+  convert_to(folder / "m", folder / "m.kdtr", options);
+  convert_to(folder / "m.kdtr", folder / "back");
+  expect_same_directory(folder / "prefixed", folder / "back/drafter");
+  options.draft = folder / "m/draft";
+  convert_to(folder / "m.kdtr", folder / "n.kdtr", options);
+  convert_to(folder / "n.kdtr", folder / "other");
+  expect_same_directory(folder / "m/draft", folder / "other/drafter");
+}
+
 TEST(WeightsConvert, BundlesKeepEveryBit) {
   const TemporaryFolder folder;
   for (const bool originals : {false, true}) {

@@ -206,7 +206,7 @@ Json cell_json(const Cell& cell, const Measurement& measured, const Measurement*
   return line;
 }
 
-void print_header() {
+void print_acceptance_header() {
   std::cerr << fmt::format(
       "{:<6} {:>6} {:>7} {:>6} {:>6} {:>7} {:>8} {:>8} {:>6} {:>5} {:>8} "
       "{:>8} {:>6}  {}\n",
@@ -215,7 +215,7 @@ void print_header() {
 }
 
 // `ratio` and `same` are against plain decoding, `uniform` is what independent rows would touch.
-void print_row(const Json& line) {
+void print_acceptance_row(const Json& line) {
   const Json& ratio = line["ratio_to_plain"];
   const Json& same = line["identical_output"];
   const Json& budget = line["tree_budget"];
@@ -265,7 +265,7 @@ int run_bench_acceptance(const BenchAcceptanceOptions& options, ProcessGroup& gr
   const RunFacts facts = job_facts(job, loaded, group);
   log_facts(facts);
   if (output) {
-    print_header();
+    print_acceptance_header();
   }
   std::optional<Measurement> plain;
   for (const Cell& cell : cells) {
@@ -281,7 +281,7 @@ int run_bench_acceptance(const BenchAcceptanceOptions& options, ProcessGroup& gr
                          {"model", model_name(options.run.model)}});
         line.update(facts_json(facts));
         output->write(line);
-        print_row(line);
+        print_acceptance_row(line);
       }
     });
   }

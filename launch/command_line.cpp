@@ -17,8 +17,6 @@ namespace kdtree {
 
 namespace {
 
-constexpr std::int64_t kUnbounded = std::numeric_limits<std::int32_t>::max();
-
 constexpr const char* kFooter =
     R"(kdtree generate --help lists the flags of generate.
 Results go to stdout, logs and errors to stderr.

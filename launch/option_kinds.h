@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ inline constexpr const char* kRealType = "SHARE";
 inline constexpr const char* kAmountType = "GB";
 // Of options that take a number or the word auto.
 inline constexpr const char* kAutoOrRealType = "auto|REAL";
+
+// The largest count that any option takes.
+inline constexpr std::int64_t kUnbounded = std::numeric_limits<std::int32_t>::max();
 
 // `value` holds the default and receives the option's value; it outlives `app`.
 void add_path(CLI::App& app, const std::string& flag, std::string& value, const std::string& help);

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -20,8 +19,6 @@
 namespace kdtree {
 
 namespace {
-
-constexpr std::int64_t kUnbounded = std::numeric_limits<std::int32_t>::max();
 
 void check_options(const PlacementOptions& options, const ModelConfig& config, int world_size) {
   const std::string& policy = options.policy;

@@ -28,7 +28,7 @@ constexpr std::int64_t kLeastContext = 2;
 constexpr int kTotalWidth = 12;
 
 // What was asked for, worked out.
-struct Job {
+struct PlanJob {
   ModelSource source;
   RunPlanOptions run;
   std::string model;  // for people
@@ -79,7 +79,7 @@ std::int64_t memory_of(const PlanOptions& options) {
   return static_cast<std::int64_t>(options.memory_gb * 1e9);
 }
 
-void set_context(const PlanOptions& options, Job& job) {
+void set_context(const PlanOptions& options, PlanJob& job) {
   EngineOptions& engine = job.run.engine;
   const std::int64_t stated = job.source.target.config.max_position_embeddings;
   const std::int64_t limit = stated > 0 ? stated : std::numeric_limits<std::int32_t>::max();
@@ -100,8 +100,8 @@ void set_context(const PlanOptions& options, Job& job) {
   engine.max_prompt = engine.max_context;
 }
 
-Job make_job(const PlanOptions& options) {
-  Job job;
+PlanJob make_job(const PlanOptions& options) {
+  PlanJob job;
   job.source = open_source(options);
   const ModelConfig& target = job.source.target.config;
   require_input(options.ranks <= target.num_attention_heads,
@@ -136,7 +136,7 @@ Job make_job(const PlanOptions& options) {
   return job;
 }
 
-Json plan_json(const PlanOptions& options, const Job& job, const RunPlan& plan) {
+Json plan_json(const PlanOptions& options, const PlanJob& job, const RunPlan& plan) {
   Json json = {
       {"model", job.model},
       {"parameters", plan.num_parameters},
@@ -204,7 +204,7 @@ std::string gigabytes(std::int64_t bytes) {
   return fmt::format("{:.3f}", static_cast<double>(bytes) / 1e9);
 }
 
-std::string fit_text(const PlanOptions& options, const Job& job, const RunPlan& plan) {
+std::string fit_text(const PlanOptions& options, const PlanJob& job, const RunPlan& plan) {
   if (job.memory_bytes == 0) {
     return "";
   }
@@ -215,7 +215,7 @@ std::string fit_text(const PlanOptions& options, const Job& job, const RunPlan& 
                    : fmt::format("does not fit {}: {} GB are missing\n", memory, gigabytes(-rest));
 }
 
-std::string plan_text(const PlanOptions& options, const Job& job, const RunPlan& plan) {
+std::string plan_text(const PlanOptions& options, const PlanJob& job, const RunPlan& plan) {
   std::string text = fmt::format(
       "{}: {:.3f} billion parameters on {} rank{}, {} {}\nmode {}, exchange {}, batch of {}, "
       "context of {} tokens\n\n",
@@ -259,7 +259,7 @@ int run_plan(const PlanOptions& options, ProcessGroup& group) {
                   "plan is one process, expected a start without mpirun or srun instead of {} "
                   "ranks; --ranks says how many share the model",
                   group.world_size());
-    const Job job = make_job(options);
+    const PlanJob job = make_job(options);
     const JsonFile file("--write-placement", options.write_placement);
     const DType dtype = job.dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32;
     const RunPlan plan = plan_run(job.source, job.run, *make_memory_traits(options.backend, dtype));

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <limits>
 #include <vector>
 
 #include "config/run_config.h"
@@ -15,8 +14,6 @@
 namespace kdtree {
 
 namespace {
-
-constexpr std::int64_t kUnbounded = std::numeric_limits<std::int32_t>::max();
 
 std::vector<std::string> gpu_names() {
   std::vector<std::string> names;

@@ -23,7 +23,7 @@ struct Entry {
 };
 
 // Memory of one builder; kept from step to step, so that it only grows.
-struct Scratch {
+struct BuildScratch {
   std::vector<Entry> heap;
   std::vector<std::int32_t> ranks;       // the tuples' arena
   std::vector<std::int64_t> num_usable;  // [draft_horizon]
@@ -31,7 +31,7 @@ struct Scratch {
 
 class TreeBuilder {
  public:
-  TreeBuilder(const TreeBuildParams& params, std::int64_t sequence, Scratch& scratch)
+  TreeBuilder(const TreeBuildParams& params, std::int64_t sequence, BuildScratch& scratch)
       : params_(params), sequence_(sequence), scratch_(scratch) {}
 
   void build() {
@@ -130,7 +130,7 @@ class TreeBuilder {
 
   const TreeBuildParams& params_;
   std::int64_t sequence_;
-  Scratch& scratch_;
+  BuildScratch& scratch_;
 };
 
 }  // namespace
@@ -151,7 +151,7 @@ void CpuBackend::build_trees(const TreeBuildParams& params) {
   const std::int64_t max_nodes = check_trees(params.trees, num_sequences);
   check(params.tree_budget + 1 <= max_nodes,
         "trees of {} nodes and the root do not fit max_nodes {}", params.tree_budget, max_nodes);
-  thread_local Scratch scratch;
+  thread_local BuildScratch scratch;
   for (std::int64_t s = 0; s < num_sequences; ++s) {
     TreeBuilder(params, s, scratch).build();
   }

@@ -12,10 +12,6 @@ namespace kdtree {
 
 namespace {
 
-constexpr IntegerBounds kWidth{.low = 1, .high = 1 << 24};
-constexpr IntegerBounds kHeads{.low = 1, .high = 1 << 16};
-constexpr IntegerBounds kLayers{.low = 1, .high = 1024};
-constexpr IntegerBounds kTokens{.low = 1, .high = (std::int64_t{1} << 31) - 1};
 constexpr IntegerBounds kTokenId{.low = 0, .high = (std::int64_t{1} << 31) - 1};
 constexpr IntegerBounds kBlock{.low = 2, .high = 1024};
 

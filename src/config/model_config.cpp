@@ -17,13 +17,8 @@ constexpr std::string_view kV2 = "DeepseekV2ForCausalLM";
 constexpr std::string_view kKimiNested = "KimiK25ForConditionalGeneration";
 constexpr std::string_view kNestedPrefix = "language_model.";
 
-// Bounds that keep every product of two sizes and an element size far inside 64 bits.
-constexpr IntegerBounds kWidth{.low = 1, .high = 1 << 24};
 constexpr IntegerBounds kHeadDim{.low = 1, .high = 1 << 16};
-constexpr IntegerBounds kHeads{.low = 1, .high = 1 << 16};
-constexpr IntegerBounds kLayers{.low = 1, .high = 1024};
 constexpr IntegerBounds kExperts{.low = 1, .high = 1 << 14};
-constexpr IntegerBounds kTokens{.low = 1, .high = (std::int64_t{1} << 31) - 1};
 
 // The first entry of `architectures`, which must be one of `choices`; `absent` where the key is.
 std::string read_architecture(const ConfigReader& config, std::string_view absent,

@@ -2,23 +2,15 @@
 
 namespace kdtree {
 
-namespace {
-
-std::int64_t workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
-  return traits.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
-                                        sizes.hidden_size, sizes.moe_intermediate_size);
-}
-
-}  // namespace
-
 AllReduceExchange::AllReduceExchange(Backend& backend, const ExchangeSizes& sizes)
-    : experts_workspace_(backend, DType::kUInt8, Shape{workspace_bytes(backend, sizes)}),
+    : experts_workspace_(backend, DType::kUInt8, Shape{experts_workspace_bytes(backend, sizes)}),
       shared_(backend, backend.activation_dtype(), Shape{sizes.max_rows, sizes.hidden_size}),
       mlp_workspace_(backend, sizes.shared_width, sizes.max_rows) {}
 
 std::int64_t AllReduceExchange::bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
   const DType dtype = traits.activation_dtype();
-  return workspace_bytes(traits, sizes) + sizes.max_rows * sizes.hidden_size * dtype_bytes(dtype) +
+  return experts_workspace_bytes(traits, sizes) +
+         sizes.max_rows * sizes.hidden_size * dtype_bytes(dtype) +
          MlpWorkspace::bytes(sizes.shared_width, sizes.max_rows, dtype);
 }
 

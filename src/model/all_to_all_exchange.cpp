@@ -21,11 +21,6 @@ RowLimits row_limits(const ExchangeSizes& sizes, int world_size) {
   return limits;
 }
 
-std::int64_t workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
-  return traits.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
-                                        sizes.hidden_size, sizes.moe_intermediate_size);
-}
-
 DispatchMessage message_of(const MemoryTraits& traits, const ExchangeSizes& sizes) {
   return dispatch_message(sizes.hidden_size, sizes.num_experts_per_tok, traits.activation_dtype());
 }
@@ -59,7 +54,8 @@ AllToAllExchange::AllToAllExchange(Backend& backend, const ExchangeSizes& sizes,
   row_indices_ = DeviceTensor(backend, DType::kInt32, Shape{limits.sent});
   own_counts_ = DeviceTensor(backend, DType::kInt64, Shape{world_size_});
   counts_ = DeviceTensor(backend, DType::kInt64, Shape{world_size_, world_size_});
-  experts_workspace_ = DeviceTensor(backend, DType::kUInt8, Shape{workspace_bytes(backend, sizes)});
+  experts_workspace_ =
+      DeviceTensor(backend, DType::kUInt8, Shape{experts_workspace_bytes(backend, sizes)});
   mlp_workspace_ = MlpWorkspace(backend, sizes.shared_width, limits.own);
 
   const auto ranks = static_cast<std::size_t>(world_size_);
@@ -79,7 +75,7 @@ std::int64_t AllToAllExchange::bytes(const MemoryTraits& traits, const ExchangeS
   const std::int64_t indices = limits.sent * 4;
   const std::int64_t counts = ranks * (1 + ranks) * 8;
   return (limits.sent + limits.received) * (message_of(traits, sizes).bytes + activation) +
-         limits.own * activation + indices + counts + workspace_bytes(traits, sizes) +
+         limits.own * activation + indices + counts + experts_workspace_bytes(traits, sizes) +
          MlpWorkspace::bytes(sizes.shared_width, limits.own, dtype);
 }
 

@@ -5,6 +5,11 @@
 
 namespace kdtree {
 
+std::int64_t experts_workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& sizes) {
+  return traits.experts_workspace_bytes(sizes.max_rows, sizes.num_experts_per_tok,
+                                        sizes.hidden_size, sizes.moe_intermediate_size);
+}
+
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
                                                      const ExchangeSizes& sizes,
                                                      Communicator& communicator) {

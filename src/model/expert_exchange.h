@@ -34,6 +34,9 @@ struct ExchangeSizes {
   bool fixed_counts = false;      // alltoall: message counts that depend on the sizes alone
 };
 
+// What Backend::experts needs for max_rows rows.
+std::int64_t experts_workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& sizes);
+
 // Rows with the router's decision; all on every rank.
 struct RoutedRows {
   ConstTensorView x;  // [rows, hidden]

@@ -10,7 +10,7 @@ namespace kdtree {
 
 namespace {
 
-constexpr std::string_view kFormat = "kdtree-expert-load";
+constexpr std::string_view kLoadFormat = "kdtree-expert-load";
 // Of one expert; sums over experts stay exact in double precision.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 
@@ -29,7 +29,7 @@ ExpertLoads empty_loads(const ModelConfig& config) {
 }
 
 nlohmann::ordered_json to_json(const ExpertLoads& loads, const ModelConfig& config) {
-  nlohmann::ordered_json json = layer_file(kFormat, config);
+  nlohmann::ordered_json json = layer_file(kLoadFormat, config);
   for (std::size_t layer = 0; layer < loads.layers.size(); ++layer) {
     if (!loads.layers[layer].empty()) {
       json["layers"].push_back({{"layer", layer}, {"counts", loads.layers[layer]}});
@@ -41,7 +41,7 @@ nlohmann::ordered_json to_json(const ExpertLoads& loads, const ModelConfig& conf
 ExpertLoads read_expert_loads(const std::string& path, const ModelConfig& config) {
   const nlohmann::json json = read_json_file(path);
   const ConfigReader file(json, path);
-  check_header(file, kFormat, config);
+  check_header(file, kLoadFormat, config);
   ExpertLoads loads = empty_loads(config);
   read_layers(file, config, [&](const ConfigReader& entry, std::int64_t layer) {
     std::vector<std::int64_t>& counts = loads.layers[static_cast<std::size_t>(layer)];

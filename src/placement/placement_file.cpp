@@ -13,7 +13,7 @@ namespace kdtree {
 
 namespace {
 
-constexpr std::string_view kFormat = "kdtree-expert-placement";
+constexpr std::string_view kPlacementFormat = "kdtree-expert-placement";
 
 using Experts = std::vector<std::int64_t>;
 
@@ -56,7 +56,7 @@ LayerPlacement read_layer(const ConfigReader& entry, const ModelConfig& config, 
 }  // namespace
 
 nlohmann::ordered_json to_json(const ExpertPlacement& placement, const ModelConfig& config) {
-  nlohmann::ordered_json json = layer_file(kFormat, config);
+  nlohmann::ordered_json json = layer_file(kPlacementFormat, config);
   json["ranks"] = placement.world_size();
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     if (config.is_moe_layer(layer)) {
@@ -70,7 +70,7 @@ nlohmann::ordered_json to_json(const ExpertPlacement& placement, const ModelConf
 ExpertPlacement read_placement(const std::string& path, const ModelConfig& config, int world_size) {
   const nlohmann::json json = read_json_file(path);
   const ConfigReader file(json, path);
-  check_header(file, kFormat, config);
+  check_header(file, kPlacementFormat, config);
   const nlohmann::json* ranks = file.find("ranks");
   file.require(ranks != nullptr && *ranks == world_size, "ranks",
                fmt::format("{}, as many as this run has", world_size));

@@ -13,9 +13,9 @@ namespace kdtree {
 namespace {
 
 constexpr std::int64_t kManySequences = 16;
-constexpr std::int64_t kSampledRows = 2;
-constexpr std::int64_t kSampledHeads = 2;
-constexpr std::int64_t kBitsPerWord = 64;
+constexpr std::int64_t kSampledAttentionRows = 2;
+constexpr std::int64_t kSampledAttentionHeads = 2;
+constexpr std::int64_t kMaskBitsPerWord = 64;
 
 // The rows of a call: `nodes` of each of `sequences`, trees with a mask or chains without one.
 struct RowsShape {
@@ -80,7 +80,7 @@ BatchTensors make_batch(const BenchContext& context, const AttentionData& data,
   BenchRandom random(context.seed("tree"));
   BatchTensors batch;
   batch.parents = make_parents(shape, random);
-  const std::int64_t words = (shape.nodes + kBitsPerWord - 1) / kBitsPerWord;
+  const std::int64_t words = (shape.nodes + kMaskBitsPerWord - 1) / kMaskBitsPerWord;
   std::vector<std::int32_t> positions;
   std::vector<std::int32_t> sequence_index;
   std::vector<std::int32_t> offsets = {0};
@@ -93,9 +93,9 @@ BatchTensors make_batch(const BenchContext& context, const AttentionData& data,
       sequence_index.push_back(static_cast<std::int32_t>(s));
       for (const std::int32_t ancestor : path) {
         auto& word = mask[static_cast<std::size_t>((s * shape.nodes + node) * words +
-                                                   ancestor / kBitsPerWord)];
+                                                   ancestor / kMaskBitsPerWord)];
         word = static_cast<std::int64_t>(static_cast<std::uint64_t>(word) |
-                                         std::uint64_t{1} << (ancestor % kBitsPerWord));
+                                         std::uint64_t{1} << (ancestor % kMaskBitsPerWord));
       }
     }
     offsets.push_back(static_cast<std::int32_t>((s + 1) * shape.nodes));
@@ -191,7 +191,7 @@ void check_head(const AttentionData& data, const std::vector<std::int64_t>& keys
 ResultCheck check_attention(const AttentionData& data, const BatchTensors& batch,
                             const RowsShape& shape, const std::vector<float>& got) {
   ResultCheck check;
-  for (const std::int64_t row : sample_places(shape.rows(), kSampledRows)) {
+  for (const std::int64_t row : sample_places(shape.rows(), kSampledAttentionRows)) {
     const std::int64_t first_key = row / shape.nodes * data.capacity;
     std::vector<std::int64_t> keys(static_cast<std::size_t>(data.prefix));
     std::iota(keys.begin(), keys.end(), first_key);
@@ -199,7 +199,7 @@ ResultCheck check_attention(const AttentionData& data, const BatchTensors& batch
     for (const std::int32_t ancestor : path_of(batch.parents, node)) {
       keys.push_back(first_key + data.prefix + ancestor);
     }
-    for (const std::int64_t head : sample_places(data.shape.num_heads, kSampledHeads)) {
+    for (const std::int64_t head : sample_places(data.shape.num_heads, kSampledAttentionHeads)) {
       const std::int64_t place = row * data.shape.num_heads + head;
       check_head(data, keys, data.query.data() + place * data.shape.latent_dim(),
                  got.data() + place * data.shape.kv_lora_rank, check);

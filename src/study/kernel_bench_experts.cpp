@@ -14,8 +14,8 @@ namespace {
 constexpr std::int64_t kDefaultGroupSize = 32;
 constexpr std::int64_t kMatricesOfExpert = 3;
 // An expert's whole inner row is needed for one output: a sample costs seconds at full size.
-constexpr std::int64_t kSampledRows = 2;
-constexpr std::int64_t kSampledColumns = 32;
+constexpr std::int64_t kSampledExpertRows = 2;
+constexpr std::int64_t kSampledExpertColumns = 32;
 constexpr std::int64_t kMostLists = 32;
 
 struct ExpertSizes {
@@ -104,9 +104,9 @@ ResultCheck check_experts(const BenchExperts& experts, const ExpertInputs& input
                           DType activation) {
   const auto rows = static_cast<std::int64_t>(ids.size()) / inputs.k;
   const auto hidden = static_cast<std::int64_t>(y.size()) / rows;
-  const std::vector<std::int64_t> columns = sample_places(hidden, kSampledColumns);
+  const std::vector<std::int64_t> columns = sample_places(hidden, kSampledExpertColumns);
   ResultCheck check;
-  for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+  for (const std::int64_t row : sample_places(rows, kSampledExpertRows)) {
     std::vector<BoundedValue> x;
     for (std::int64_t i = 0; i < hidden; ++i) {
       x.push_back({inputs.x[static_cast<std::size_t>(row * hidden + i)], 0});

@@ -10,8 +10,8 @@ namespace kdtree {
 
 namespace {
 
-constexpr std::int64_t kSampledRows = 4;
-constexpr std::int64_t kSampledColumns = 32;
+constexpr std::int64_t kSampledLinearRows = 4;
+constexpr std::int64_t kSampledLinearColumns = 32;
 
 struct MatrixShape {
   std::string name;
@@ -58,9 +58,9 @@ ResultCheck check_linear(const BenchMatrix& matrix, const std::vector<float>& x,
   const std::int64_t in = matrix.view().in_features;
   const std::int64_t out = matrix.view().out_features;
   ResultCheck check;
-  for (const std::int64_t column : sample_places(out, kSampledColumns)) {
+  for (const std::int64_t column : sample_places(out, kSampledLinearColumns)) {
     const std::vector<double> weights = matrix.row(column);
-    for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+    for (const std::int64_t row : sample_places(rows, kSampledLinearRows)) {
       std::vector<BoundedValue> values;
       for (std::int64_t i = 0; i < in; ++i) {
         values.push_back({x[static_cast<std::size_t>(row * in + i)], 0});

@@ -11,9 +11,9 @@ namespace kdtree {
 
 namespace {
 
-constexpr std::int64_t kSampledRows = 4;
-constexpr std::int64_t kSampledHeads = 4;
-constexpr std::int64_t kSampledColumns = 8;
+constexpr std::int64_t kSampledMlaRows = 4;
+constexpr std::int64_t kSampledMlaHeads = 4;
+constexpr std::int64_t kSampledMlaColumns = 8;
 constexpr std::int64_t kMostPositions = 4096;
 constexpr std::int64_t kWordBytes = 4;  // of an index and of a float32
 
@@ -44,15 +44,15 @@ ResultCheck check_absorb(const HeadProducts& data, const std::vector<float>& que
                          std::int64_t rows, DType activation) {
   const MlaShape& shape = data.shape;
   ResultCheck check;
-  for (const std::int64_t head : sample_places(shape.num_heads, kSampledHeads)) {
+  for (const std::int64_t head : sample_places(shape.num_heads, kSampledMlaHeads)) {
     std::vector<std::vector<double>> weights;
     for (std::int64_t n = 0; n < shape.qk_nope_head_dim; ++n) {
       weights.push_back(data.kv_b[0]->row(data.first_row_of(head) + n));
     }
-    for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+    for (const std::int64_t row : sample_places(rows, kSampledMlaRows)) {
       const std::int64_t from = (row * shape.num_heads + head) * shape.qk_head_dim();
       const std::int64_t to = (row * shape.num_heads + head) * shape.latent_dim();
-      for (const std::int64_t c : sample_places(shape.kv_lora_rank, kSampledColumns)) {
+      for (const std::int64_t c : sample_places(shape.kv_lora_rank, kSampledMlaColumns)) {
         double sum = 0;
         double magnitude = 0;
         for (std::int64_t n = 0; n < shape.qk_nope_head_dim; ++n) {
@@ -82,11 +82,11 @@ ResultCheck check_expand(const HeadProducts& data, const std::vector<float>& out
                          DType activation) {
   const MlaShape& shape = data.shape;
   ResultCheck check;
-  for (const std::int64_t head : sample_places(shape.num_heads, kSampledHeads)) {
-    for (const std::int64_t v : sample_places(shape.v_head_dim, kSampledColumns)) {
+  for (const std::int64_t head : sample_places(shape.num_heads, kSampledMlaHeads)) {
+    for (const std::int64_t v : sample_places(shape.v_head_dim, kSampledMlaColumns)) {
       const std::vector<double> weights =
           data.kv_b[0]->row(data.first_row_of(head) + shape.qk_nope_head_dim + v);
-      for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+      for (const std::int64_t row : sample_places(rows, kSampledMlaRows)) {
         const std::int64_t from = (row * shape.num_heads + head) * shape.kv_lora_rank;
         std::vector<BoundedValue> latent;
         for (std::int64_t c = 0; c < shape.kv_lora_rank; ++c) {
@@ -183,10 +183,10 @@ ResultCheck check_rope(const Rotation& data, const std::vector<float>& got, std:
   const MlaShape& shape = data.shape;
   const std::int64_t half = shape.qk_rope_head_dim / 2;
   ResultCheck check;
-  for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+  for (const std::int64_t row : sample_places(rows, kSampledMlaRows)) {
     const std::int64_t position = data.positions[static_cast<std::size_t>(row)];
     const float* cos_sin = data.table.data() + position * shape.qk_rope_head_dim;
-    for (const std::int64_t head : sample_places(shape.num_heads, kSampledHeads)) {
+    for (const std::int64_t head : sample_places(shape.num_heads, kSampledMlaHeads)) {
       const std::int64_t first = (row * shape.num_heads + head) * shape.qk_head_dim();
       for (std::int64_t c = 0; c < shape.qk_nope_head_dim; ++c) {
         const auto place = static_cast<std::size_t>(first + c);

@@ -14,7 +14,7 @@ namespace kdtree {
 
 namespace {
 
-constexpr std::int64_t kSampledRows = 3;
+constexpr std::int64_t kSampledVocabularyRows = 3;
 constexpr double kLargestLogit = 16;
 
 struct Logits {
@@ -73,7 +73,7 @@ void bench_top_k(const BenchContext& context, const Logits& logits, std::int64_t
              [&] {
                const std::vector<std::int32_t> got_ids = download_indices(backend, ids.view());
                ResultCheck check;
-               for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+               for (const std::int64_t row : sample_places(rows, kSampledVocabularyRows)) {
                  const Candidates want = best_of(logits.row(row), k);
                  const std::vector<float> got = download_rows(backend, values.view(), row, 1);
                  for (std::size_t i = 0; i < want.size(); ++i) {
@@ -104,7 +104,7 @@ void bench_log_sum_exp(const BenchContext& context, const Logits& logits) {
          .check =
              [&] {
                ResultCheck check;
-               for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+               for (const std::int64_t row : sample_places(rows, kSampledVocabularyRows)) {
                  const std::span<const float> input_row = logits.row(row);
                  const float highest = *std::max_element(input_row.begin(), input_row.end());
                  double sum = 0;
@@ -156,7 +156,7 @@ Parts make_parts(const BenchContext& context, std::int64_t rows, std::int64_t k)
 ResultCheck check_merge(const Parts& parts, const std::vector<std::int32_t>& ids,
                         const std::vector<float>& values, std::int64_t rows) {
   ResultCheck check;
-  for (const std::int64_t row : sample_places(rows, kSampledRows)) {
+  for (const std::int64_t row : sample_places(rows, kSampledVocabularyRows)) {
     Candidates all;
     double highest = -kLargestLogit;
     for (std::int64_t p = 0; p < parts.count; ++p) {

@@ -26,10 +26,6 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kMaxModelFileBytes = std::int64_t{256} << 20;
 constexpr std::string_view kShardStart = "shard-";
 
-std::string in_directory(const std::string& directory, const std::string& name) {
-  return (fs::path(directory) / name).string();
-}
-
 std::map<std::string, std::string> read_index(const std::string& path) {
   const nlohmann::json json = read_json_file(path);
   const ConfigReader index(json, path);
@@ -186,6 +182,10 @@ bool is_directory(const std::string& path) {
 
 bool is_model_directory(const std::string& path) {
   return is_directory(path) && shards_in(path).empty();
+}
+
+std::string in_directory(const std::string& directory, const std::string& name) {
+  return (fs::path(directory) / name).string();
 }
 
 std::string shard_name(const ShardOf& shard) {

@@ -37,6 +37,8 @@ struct Container {
 // no reader). InputError for whatever is wrong, among it a shard for another number of ranks.
 Container read_container(const std::string& path, const std::optional<ShardOf>& reader);
 
+std::string in_directory(const std::string& directory, const std::string& name);
+
 // "shard-00001-of-00004.kdtr".
 std::string shard_name(const ShardOf& shard);
 

@@ -26,10 +26,6 @@ constexpr std::array kPlainFiles = {
     "config.json",           "generation_config.json",  "tiktoken.model",     "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
 
-std::string in_directory(const std::string& directory, const std::string& name) {
-  return (fs::path(directory) / name).string();
-}
-
 void sort_by_place(std::vector<ContentTensor>& tensors) {
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const ContentTensor& left, const ContentTensor& right) {

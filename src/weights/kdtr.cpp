@@ -20,7 +20,7 @@ constexpr std::int64_t kPrefixBytes = 32;
 constexpr std::int64_t kPageBytes = 4096;
 constexpr std::int64_t kAlignment = 64;
 constexpr std::int64_t kLargeTensorBytes = std::int64_t{64} * 1024;
-constexpr std::uint64_t kMaxHeaderBytes = std::uint64_t{1} << 32;
+constexpr std::uint64_t kMaxKdtrHeaderBytes = std::uint64_t{1} << 32;
 
 struct Prefix {
   std::array<char, 4> magic{};
@@ -67,9 +67,9 @@ Prefix read_prefix(const InputFile& file) {
                 kKdtrVersion);
   require_input(prefix.reserved == 0, "{}: bytes 24 to 31 hold {:#x}, expected zero", path,
                 prefix.reserved);
-  require_input(prefix.header_bytes <= kMaxHeaderBytes,
+  require_input(prefix.header_bytes <= kMaxKdtrHeaderBytes,
                 "{}: header of {} bytes, at most {} expected", path, prefix.header_bytes,
-                kMaxHeaderBytes);
+                kMaxKdtrHeaderBytes);
   const auto end = kPrefixBytes + static_cast<std::int64_t>(prefix.header_bytes);
   require_input(end <= file.size(), "{}: truncated: the header ends at byte {}, the file has {}",
                 path, end, file.size());
@@ -130,8 +130,8 @@ void read_slice(const nlohmann::json& slice, RawTensor& tensor, const std::strin
   }
 }
 
-RawTensor read_entry(const nlohmann::json& entry, std::int64_t data_start,
-                     const std::string& place) {
+RawTensor read_kdtr_entry(const nlohmann::json& entry, std::int64_t data_start,
+                          const std::string& place) {
   require_input(entry.is_object(), "{}: header entry is {}, expected an object", place,
                 describe_json(entry));
   RawTensor tensor;
@@ -173,7 +173,7 @@ KdtrHeader read_kdtr_header(const std::string& path) {
   const std::int64_t data_start =
       round_up(kPrefixBytes + static_cast<std::int64_t>(prefix.header_bytes), kPageBytes);
   for (const auto& [name, entry] : table->items()) {
-    header.tensors.emplace(name, read_entry(entry, data_start, tensor_place(path, name)));
+    header.tensors.emplace(name, read_kdtr_entry(entry, data_start, tensor_place(path, name)));
   }
   check_extents(header.tensors,
                 {.data_start = data_start, .file_bytes = file.size(), .dense = false}, path);

@@ -17,7 +17,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "containers are read in place");
 
 constexpr std::int64_t kSizeBytes = 8;
-constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr std::int64_t kMaxSafetensorsHeaderBytes = 100'000'000;  // the format's own limit
 constexpr std::int64_t kHeaderAlignment = 8;
 constexpr const char* kMetadata = "__metadata__";
 
@@ -27,9 +27,9 @@ nlohmann::json read_header_json(const InputFile& file, std::int64_t& header_byte
                 file.size());
   std::uint64_t stored_bytes = 0;
   file.read(0, kSizeBytes, &stored_bytes);
-  require_input(stored_bytes <= static_cast<std::uint64_t>(kMaxHeaderBytes),
+  require_input(stored_bytes <= static_cast<std::uint64_t>(kMaxSafetensorsHeaderBytes),
                 "{}: header of {} bytes, safetensors allows {}", path, stored_bytes,
-                kMaxHeaderBytes);
+                kMaxSafetensorsHeaderBytes);
   header_bytes = static_cast<std::int64_t>(stored_bytes);
   require_input(kSizeBytes + header_bytes <= file.size(),
                 "{}: truncated: the header ends at byte {}, the file has {}", path,
@@ -43,8 +43,8 @@ nlohmann::json read_header_json(const InputFile& file, std::int64_t& header_byte
   return header;
 }
 
-RawTensor read_entry(const nlohmann::json& entry, std::int64_t data_start,
-                     const std::string& place) {
+RawTensor read_safetensors_entry(const nlohmann::json& entry, std::int64_t data_start,
+                                 const std::string& place) {
   require_input(entry.is_object(), "{}: header entry is {}, expected an object", place,
                 describe_json(entry));
   RawTensor tensor;
@@ -82,7 +82,7 @@ RawTable read_safetensors_header(const std::string& path) {
     if (name == kMetadata) {
       check_metadata(entry, path);
     } else {
-      table.emplace(name, read_entry(entry, data_start, tensor_place(path, name)));
+      table.emplace(name, read_safetensors_entry(entry, data_start, tensor_place(path, name)));
     }
   }
   check_extents(table, {.data_start = data_start, .file_bytes = file.size(), .dense = true}, path);

@@ -23,7 +23,7 @@ RandomCase case_with_experts(std::uint64_t seed) {
   }
 }
 
-void expect_equal(const std::vector<Result>& got, const std::vector<Result>& want) {
+void expect_equal_outputs(const std::vector<Result>& got, const std::vector<Result>& want) {
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].output_ids, want[i].output_ids) << i;
@@ -64,13 +64,14 @@ TEST(Rebalance, AnEngineIsThenOneOfTheNewPlacement) {
     const std::vector<Result> before = run_engine(*engine, random.requests);
     engine->rebalance(*second, model.loaded());
     EXPECT_TRUE(model.loaded().placement().same_slots(*second));
-    expect_equal(run_engine(*engine, random.requests), other.generate(options, random.requests));
+    expect_equal_outputs(run_engine(*engine, random.requests),
+                         other.generate(options, random.requests));
     engine->rebalance(*first, model.loaded());
-    expect_equal(run_engine(*engine, random.requests), before);
+    expect_equal_outputs(run_engine(*engine, random.requests), before);
     // A new engine of a model whose experts have moved.
     engine->rebalance(*second, model.loaded());
-    expect_equal(run_engine(*model.make_engine(options, random.requests), random.requests),
-                 other.generate(options, random.requests));
+    expect_equal_outputs(run_engine(*model.make_engine(options, random.requests), random.requests),
+                         other.generate(options, random.requests));
   }
 }
 
@@ -127,7 +128,7 @@ TEST(Rebalance, APlacementWithOtherSlotsIsRefused) {
   const std::vector<Result> before = run_engine(*engine, random.requests);
   const SharedPlacement more = placed(dice, config, config.n_routed_experts + 1);
   EXPECT_THROW(engine->rebalance(*more, model.loaded()), AgreedError);
-  expect_equal(run_engine(*engine, random.requests), before);
+  expect_equal_outputs(run_engine(*engine, random.requests), before);
 }
 
 }  // namespace

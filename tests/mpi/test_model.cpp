@@ -80,6 +80,7 @@ std::vector<Result> run_engine(Engine& engine, const std::vector<Request>& reque
 std::vector<Request> make_requests(const std::vector<std::vector<std::int32_t>>& prompts,
                                    std::int64_t max_new_tokens, bool ignore_eos) {
   std::vector<Request> requests;
+  requests.reserve(prompts.size());
   for (const std::vector<std::int32_t>& prompt : prompts) {
     requests.push_back(
         {.prompt_ids = prompt, .max_new_tokens = max_new_tokens, .ignore_eos = ignore_eos});

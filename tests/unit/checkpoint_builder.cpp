@@ -201,6 +201,7 @@ void write_built_bundle(const nlohmann::json& header, const std::vector<BuiltTen
   const std::vector<OutputTensor> outputs = outputs_of(tensors);
   const KdtrLayout layout = kdtr_layout(header, outputs);
   std::vector<std::uint64_t> checksums;
+  checksums.reserve(tensors.size());
   for (const BuiltTensor& tensor : tensors) {
     checksums.push_back(XXH3_64bits(tensor.data.data(), tensor.data.size()));
   }

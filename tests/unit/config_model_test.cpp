@@ -134,12 +134,12 @@ Json moonlight() {
   return json;
 }
 
-ModelConfig parse(const Json& json) {
+ModelConfig parse_target(const Json& json) {
   return parse_model_config(json, "config.json");
 }
 
 TEST(ConfigModel, ParsesDeepseekV3) {
-  const ModelConfig config = parse(deepseek_v3());
+  const ModelConfig config = parse_target(deepseek_v3());
   EXPECT_EQ(config.architecture, "DeepseekV3ForCausalLM");
   EXPECT_EQ(config.vocab_size, 129280);
   EXPECT_EQ(config.num_hidden_layers, 61);
@@ -161,7 +161,7 @@ TEST(ConfigModel, ParsesDeepseekV3) {
 }
 
 TEST(ConfigModel, ParsesKimiK2) {
-  const ModelConfig config = parse(kimi_k2());
+  const ModelConfig config = parse_target(kimi_k2());
   EXPECT_EQ(config.n_routed_experts, 384);
   EXPECT_EQ(config.rope.beta_fast, 1);
   EXPECT_EQ(config.rope.rope_theta, 50000);
@@ -173,14 +173,14 @@ TEST(ConfigModel, ParsesKimiK2Thinking) {
   json["rope_scaling"] = yarn(64, 1);
   json["rms_norm_eps"] = 1e-5;
   json["quantization_config"] = int4_section();
-  const ModelConfig config = parse(json);
+  const ModelConfig config = parse_target(json);
   ASSERT_TRUE(config.quantization.has_value());
   EXPECT_EQ(config.quantization->group_size, 32);
   EXPECT_EQ(config.tensor_prefix, "");
 }
 
 TEST(ConfigModel, ParsesKimiK25Nested) {
-  const ModelConfig config = parse(kimi_k25());
+  const ModelConfig config = parse_target(kimi_k25());
   EXPECT_EQ(config.architecture, "DeepseekV3ForCausalLM");
   EXPECT_EQ(config.tensor_prefix, "language_model.");
   ASSERT_TRUE(config.quantization.has_value());
@@ -203,7 +203,7 @@ TEST(ConfigModel, ParsesKimiK26Variants) {
   text["model_type"] = "deepseek_v3";
   text["eos_token_id"] = {163585, 163586};
   text["n_group"] = 1.0;
-  const ModelConfig config = parse(json);
+  const ModelConfig config = parse_target(json);
   EXPECT_EQ(config.quantization->group_size, 32);
   EXPECT_EQ(config.rope.rope_theta, 50000);
   EXPECT_EQ(config.rope.factor, 64);
@@ -211,7 +211,7 @@ TEST(ConfigModel, ParsesKimiK26Variants) {
 }
 
 TEST(ConfigModel, ParsesDeepseekV2Lite) {
-  const ModelConfig config = parse(deepseek_v2_lite());
+  const ModelConfig config = parse_target(deepseek_v2_lite());
   EXPECT_EQ(config.q_lora_rank, 0);
   EXPECT_EQ(config.scoring_func, "softmax");
   EXPECT_EQ(config.topk_method, "greedy");
@@ -222,28 +222,28 @@ TEST(ConfigModel, ParsesDeepseekV2Lite) {
   json["topk_method"] = "group_limited_greedy";
   json["n_group"] = 8;
   json["topk_group"] = 3;
-  EXPECT_EQ(parse(json).topk_method, "group_limited_greedy");
+  EXPECT_EQ(parse_target(json).topk_method, "group_limited_greedy");
 }
 
 TEST(ConfigModel, ParsesMoonlightWithoutYarn) {
-  const ModelConfig config = parse(moonlight());
+  const ModelConfig config = parse_target(moonlight());
   EXPECT_FALSE(config.rope.yarn);
   EXPECT_EQ(config.rope.rope_theta, 50000);
   Json json = moonlight();
   json["rope_scaling"] = nullptr;
   json.erase("eos_token_id");
   json.erase("q_lora_rank");
-  EXPECT_FALSE(parse(json).rope.yarn);
-  EXPECT_TRUE(parse(json).eos_token_ids.empty());
+  EXPECT_FALSE(parse_target(json).rope.yarn);
+  EXPECT_TRUE(parse_target(json).eos_token_ids.empty());
   json["rope_scaling"] = {{"rope_type", "default"}};
-  EXPECT_FALSE(parse(json).rope.yarn);
+  EXPECT_FALSE(parse_target(json).rope.yarn);
 }
 
 TEST(ConfigModel, ParsesDenseModels) {
   Json json = moonlight();
   json["n_routed_experts"] = nullptr;
   json["first_k_dense_replace"] = 27;
-  const ModelConfig config = parse(json);
+  const ModelConfig config = parse_target(json);
   EXPECT_EQ(config.n_routed_experts, 0);
   EXPECT_FALSE(config.is_moe_layer(26));
 }
@@ -259,11 +259,11 @@ TEST(ConfigModel, ParsesTheGoldens) {
 
 TEST(ConfigModel, SurvivesARoundTrip) {
   for (const Json& json : {deepseek_v3(), kimi_k2(), kimi_k25(), deepseek_v2_lite(), moonlight()}) {
-    const ModelConfig config = parse(json);
+    const ModelConfig config = parse_target(json);
     const Json written = to_json(config);
-    EXPECT_EQ(to_json(parse(written)), written);
-    EXPECT_EQ(parse(written).rope.factor, config.rope.factor);
-    EXPECT_EQ(parse(written).quantization.has_value(), config.quantization.has_value());
+    EXPECT_EQ(to_json(parse_target(written)), written);
+    EXPECT_EQ(parse_target(written).rope.factor, config.rope.factor);
+    EXPECT_EQ(parse_target(written).quantization.has_value(), config.quantization.has_value());
   }
 }
 
@@ -282,7 +282,7 @@ void expect_refused(Json json, const Refusal& refusal) {
     json[pointer] = refusal.value;
   }
   try {
-    parse(json);
+    parse_target(json);
     ADD_FAILURE() << refusal.pointer << " = " << refusal.value << " was accepted";
   } catch (const InputError& error) {
     const std::string text = error.what();
@@ -371,9 +371,9 @@ TEST(ConfigModel, RefusesWhatIsNotSupported) {
   }
   Json json = deepseek_v3();
   json["rope_scaling"] = {1, 2};
-  EXPECT_THROW(parse(json), InputError);
-  EXPECT_THROW(parse(Json::array()), InputError);
-  EXPECT_THROW(parse(Json(3)), InputError);
+  EXPECT_THROW(parse_target(json), InputError);
+  EXPECT_THROW(parse_target(Json::array()), InputError);
+  EXPECT_THROW(parse_target(Json(3)), InputError);
 }
 
 TEST(ConfigModel, RefusesOtherCompressedTensors) {
@@ -414,18 +414,18 @@ TEST(ConfigModel, RefusesOtherCompressedTensors) {
 TEST(ConfigModel, RefusesContradictingQuantization) {
   Json json = kimi_k25();
   json["quantization_config"] = int4_section();
-  EXPECT_EQ(parse(json).quantization->group_size, 32);
+  EXPECT_EQ(parse_target(json).quantization->group_size, 32);
   json["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 64;
-  EXPECT_THROW(parse(json), InputError);
+  EXPECT_THROW(parse_target(json), InputError);
 }
 
 TEST(ConfigModel, RefusesWrongNesting) {
   Json json = kimi_k25();
   json.erase("text_config");
-  EXPECT_THROW(parse(json), InputError);
+  EXPECT_THROW(parse_target(json), InputError);
   json = kimi_k25();
   json["architectures"] = {"DeepseekV3ForCausalLM"};
-  EXPECT_THROW(parse(json), InputError);
+  EXPECT_THROW(parse_target(json), InputError);
 }
 
 TEST(ConfigJson, OrderedKeysStayInOrder) {

@@ -1,7 +1,6 @@
 // configs/models: every file parses, and its table of tensors adds up to the published model.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "config/model_config.h"
@@ -13,11 +12,6 @@
 
 namespace kdtree {
 namespace {
-
-std::string models_path(const std::string& name) {
-  const char* source = std::getenv("KDTREE_SOURCE");
-  return (source == nullptr ? "" : std::string(source) + "/") + "configs/models/" + name + ".json";
-}
 
 ModelConfig read_model(const std::string& name) {
   return parse_model_config(read_json_file(models_path(name)), name);

@@ -3,7 +3,7 @@
 namespace kdtree::ops_test {
 namespace {
 
-struct Tree {
+struct ChosenTree {
   std::vector<std::int32_t> token_ids;
   std::vector<std::int32_t> parents;
   std::vector<std::int32_t> choices;  // of the target, at every node
@@ -17,7 +17,7 @@ struct Accepted {
 
 class AcceptTest : public OpTest {
  protected:
-  std::vector<Accepted> accept(const std::vector<Tree>& trees, std::int64_t max_nodes,
+  std::vector<Accepted> accept(const std::vector<ChosenTree>& trees, std::int64_t max_nodes,
                                std::int64_t max_path) {
     const auto sequences = static_cast<std::int64_t>(trees.size());
     std::vector<std::int32_t> counts;
@@ -25,7 +25,7 @@ class AcceptTest : public OpTest {
     std::vector<std::int32_t> tokens;
     std::vector<std::int32_t> parents;
     std::vector<std::int32_t> choices;
-    for (const Tree& tree : trees) {
+    for (const ChosenTree& tree : trees) {
       counts.push_back(static_cast<std::int32_t>(tree.parents.size()));
       choices.insert(choices.end(), tree.choices.begin(), tree.choices.end());
       offsets.push_back(static_cast<std::int32_t>(choices.size()));
@@ -68,7 +68,7 @@ KDTREE_TEST_ALL_BACKENDS(AcceptTest);
 
 // From the definition: again and again the lowest child that holds the choice; only nodes behind
 // their parent count.
-Accepted reference(const Tree& tree, std::size_t max_path) {
+Accepted reference(const ChosenTree& tree, std::size_t max_path) {
   Accepted accepted = {{0}, 0};
   while (accepted.path.size() < max_path) {
     const std::int32_t current = accepted.path.back();
@@ -89,8 +89,8 @@ Accepted reference(const Tree& tree, std::size_t max_path) {
 
 // Few different tokens, 0 among them, so that paths are long and children of one parent sometimes
 // equal.
-Tree random_tree(Random& random, std::int64_t num_nodes, bool malformed) {
-  Tree tree = {random.integers(num_nodes, 2), {-1}, random.integers(num_nodes, 2)};
+ChosenTree random_tree(Random& random, std::int64_t num_nodes, bool malformed) {
+  ChosenTree tree = {random.integers(num_nodes, 2), {-1}, random.integers(num_nodes, 2)};
   for (std::int64_t node = 1; node < num_nodes; ++node) {
     const std::int64_t back = 1 + random.below(std::min<std::int64_t>(node, 4));
     std::int64_t parent = node - back;
@@ -107,7 +107,7 @@ Tree random_tree(Random& random, std::int64_t num_nodes, bool malformed) {
 
 TEST_P(AcceptTest, WorkedExample) {
   // 0 -> 1 (token 7), 2 (token 0); 2 -> 3 (token 5); 3 -> 4 (token 5)
-  const Tree tree = {{9, 7, 0, 5, 5}, {-1, 0, 0, 2, 3}, {0, 1, 5, 6, 5}};
+  const ChosenTree tree = {{9, 7, 0, 5, 5}, {-1, 0, 0, 2, 3}, {0, 1, 5, 6, 5}};
   EXPECT_EQ(accept({tree}, 5, 4), (std::vector<Accepted>{{{0, 2, 3}, 6}}));
 }
 
@@ -120,7 +120,7 @@ TEST_P(AcceptTest, RandomTrees) {
   Random random(1);
   std::size_t longest = 0;
   for (int repeat = 0; repeat < 200; ++repeat) {
-    std::vector<Tree> trees;
+    std::vector<ChosenTree> trees;
     std::vector<Accepted> want;
     for (std::int64_t s = 0; s < 1 + repeat % 4; ++s) {
       trees.push_back(random_tree(random, 1 + random.below(80), false));
@@ -135,18 +135,18 @@ TEST_P(AcceptTest, RandomTrees) {
 TEST_P(AcceptTest, MalformedTreesAreBounded) {
   Random random(2);
   for (int repeat = 0; repeat < 300; ++repeat) {
-    const Tree tree = random_tree(random, 1 + random.below(40), true);
+    const ChosenTree tree = random_tree(random, 1 + random.below(40), true);
     EXPECT_EQ(accept({tree}, 40, 40), (std::vector<Accepted>{reference(tree, 40)}));
   }
   // Two nodes that are each other's child, and one that is its own.
-  const Tree cycle = {{1, 1, 1, 1}, {2, 0, 1, 3}, {1, 1, 1, 1}};
+  const ChosenTree cycle = {{1, 1, 1, 1}, {2, 0, 1, 3}, {1, 1, 1, 1}};
   EXPECT_EQ(accept({cycle}, 4, 4), (std::vector<Accepted>{{{0, 1, 2}, 1}}));
 }
 
 // A path longer than there is room for ends early, with the target's own choice behind it: still a
 // correct one.
 TEST_P(AcceptTest, PathsEndWhereTheRoomEnds) {
-  Tree tree;
+  ChosenTree tree;
   for (std::int32_t node = 0; node < 10; ++node) {
     tree.token_ids.push_back(node);
     tree.parents.push_back(node - 1);
@@ -156,7 +156,7 @@ TEST_P(AcceptTest, PathsEndWhereTheRoomEnds) {
 }
 
 TEST_P(AcceptTest, EqualChildrenTheLowestWins) {
-  const Tree tree = {{0, 5, 5, 6, 6}, {-1, 0, 0, 2, 1}, {5, 6, 6, 1, 2}};
+  const ChosenTree tree = {{0, 5, 5, 6, 6}, {-1, 0, 0, 2, 1}, {5, 6, 6, 1, 2}};
   EXPECT_EQ(accept({tree}, 5, 5), (std::vector<Accepted>{{{0, 1, 4}, 2}}));
 }
 

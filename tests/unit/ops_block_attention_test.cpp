@@ -4,8 +4,8 @@
 namespace kdtree::ops_test {
 namespace {
 
-constexpr std::int64_t kSlots = 3;
-constexpr std::int64_t kCapacity = 90;
+constexpr std::int64_t kBlockSlots = 3;
+constexpr std::int64_t kBlockCapacity = 90;
 constexpr float kScale = 0.4F;
 
 struct Heads {
@@ -21,15 +21,15 @@ struct Heads {
 class BlockAttentionTest : public OpTest {
  protected:
   struct Data {
-    std::int64_t capacity = kCapacity;
+    std::int64_t capacity = kBlockCapacity;
     std::vector<float> query;
     std::vector<float> keys;  // [slots, capacity, key/value heads * head_dim]
     std::vector<float> values;
   };
 
   Data random_data(Random& random, const Heads& heads, std::int64_t rows,
-                   std::int64_t capacity = kCapacity) const {
-    const std::int64_t cache = kSlots * capacity * heads.cache_width();
+                   std::int64_t capacity = kBlockCapacity) const {
+    const std::int64_t cache = kBlockSlots * capacity * heads.cache_width();
     return {.capacity = capacity,
             .query = activations(random, rows * heads.query_width(), -2, 2),
             .keys = activations(random, cache),
@@ -38,7 +38,7 @@ class BlockAttentionTest : public OpTest {
 
   std::vector<float> run(Backend& other, const Heads& heads,
                          const std::vector<HostSequence>& sequences, const Data& data) {
-    const Shape cache{kSlots, data.capacity, heads.cache_width()};
+    const Shape cache{kBlockSlots, data.capacity, heads.cache_width()};
     auto keys = make_floats(other, activation(), cache, data.keys);
     auto values = make_floats(other, activation(), cache, data.values);
     return run_on(other, heads, sequences, data.query, {keys.view(), values.view()});
@@ -153,17 +153,17 @@ TEST_P(BlockAttentionTest, SeesTheWholeBlockAndNoMore) {
   const std::vector<HostSequence> sequences = {{.slot = 1, .prefix = 5, .parents = chain(4)}};
   Data data = random_data(random, heads, 4);
   const auto want = run(backend(), heads, sequences, data);
-  for (std::int64_t slot = 0; slot < kSlots; ++slot) {
-    for (std::int64_t k = 0; k < kCapacity; ++k) {
+  for (std::int64_t slot = 0; slot < kBlockSlots; ++slot) {
+    for (std::int64_t k = 0; k < kBlockCapacity; ++k) {
       if (slot != 1 || k >= 9) {
-        const std::int64_t first = (slot * kCapacity + k) * heads.cache_width();
+        const std::int64_t first = (slot * kBlockCapacity + k) * heads.cache_width();
         std::fill_n(data.keys.begin() + first, heads.cache_width(), NAN);
         std::fill_n(data.values.begin() + first, heads.cache_width(), NAN);
       }
     }
   }
   expect_same_bits(run(backend(), heads, sequences, data), want, "NaN beyond the block");
-  data.values[static_cast<std::size_t>((kCapacity + 8) * heads.cache_width())] =
+  data.values[static_cast<std::size_t>((kBlockCapacity + 8) * heads.cache_width())] =
       NAN;  // the block's last row
   const auto got = run(backend(), heads, sequences, data);
   EXPECT_TRUE(std::isnan(
@@ -176,13 +176,13 @@ TEST_P(BlockAttentionTest, SequencesAreIndependent) {
   const Heads heads = {
       .head_dim = 37, .num_key_value_heads = 3, .kv_head_of = {0, 0, 0, 1, 1, 1, 2, 2, 2}};
   std::vector<HostSequence> sequences;
-  sequences.reserve(kSlots);
-  for (std::int32_t s = 0; s < kSlots; ++s) {
+  sequences.reserve(kBlockSlots);
+  for (std::int32_t s = 0; s < kBlockSlots; ++s) {
     sequences.push_back({.slot = 2 - s, .prefix = 30 * s + 5, .parents = chain(kNodes)});
   }
-  const Data data = random_data(random, heads, kSlots * kNodes);
+  const Data data = random_data(random, heads, kBlockSlots * kNodes);
   expect_row_independence<float>(
-      kSlots, [&](Backend& other, const std::vector<std::int64_t>& chosen) {
+      kBlockSlots, [&](Backend& other, const std::vector<std::int64_t>& chosen) {
         Data part = data;
         part.query = choose_rows(data.query, chosen, kNodes * heads.query_width());
         return run(other, heads, choose_rows(sequences, chosen, 1), part);
@@ -205,7 +205,7 @@ TEST_P(BlockAttentionTest, EveryBlockAndPrefix) {
        {Heads{.head_dim = 16, .num_key_value_heads = 2, .kv_head_of = {0, 0, 1}},
         Heads{.head_dim = 128, .num_key_value_heads = 1, .kv_head_of = {0, 0}}}) {
     const Data data = random_data(random, heads, kMostRows, kLongCapacity);
-    const Shape cache{kSlots, kLongCapacity, heads.cache_width()};
+    const Shape cache{kBlockSlots, kLongCapacity, heads.cache_width()};
     auto keys = make_floats(backend(), activation(), cache, data.keys);
     auto values = make_floats(backend(), activation(), cache, data.values);
     const Caches caches = {keys.view(), values.view()};

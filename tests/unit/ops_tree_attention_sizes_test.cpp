@@ -4,8 +4,8 @@
 namespace kdtree::ops_test {
 namespace {
 
-constexpr std::int64_t kSlots = 2;
-constexpr std::int64_t kCapacity = 8704;  // the longest prefix and tree, and a spare row
+constexpr std::int64_t kLargeSlots = 2;
+constexpr std::int64_t kLargeCapacity = 8704;  // the longest prefix and tree, and a spare row
 
 constexpr MlaShape kOddWidth = {.num_heads = 3,
                                 .qk_nope_head_dim = 8,
@@ -36,9 +36,9 @@ class TreeAttentionSizesTest : public TreeAttentionOpTest {
 
   Data random_data(Random& random, const MlaShape& shape, std::int64_t rows) const {
     return {.shape = shape,
-            .capacity = kCapacity,
+            .capacity = kLargeCapacity,
             .query = activations(random, rows * shape.num_heads * shape.latent_dim(), -2, 2),
-            .cache = activations(random, kSlots * kCapacity * shape.latent_dim())};
+            .cache = activations(random, kLargeSlots * kLargeCapacity * shape.latent_dim())};
   }
 
   // Where there are many heads the query's rows are dense, which one of CUDA's kernels needs.

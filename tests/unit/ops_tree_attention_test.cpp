@@ -17,7 +17,7 @@ class TreeAttentionTest : public TreeAttentionOpTest {
 };
 KDTREE_TEST_ALL_BACKENDS(TreeAttentionTest);
 
-constexpr MlaShape kShapes[] = {
+constexpr MlaShape kAttentionShapes[] = {
     {.num_heads = 1,
      .qk_nope_head_dim = 8,
      .qk_rope_head_dim = 2,
@@ -37,7 +37,7 @@ constexpr MlaShape kShapes[] = {
 
 TEST_P(TreeAttentionTest, MatchesDoublePrecision) {
   Random random(1);
-  for (const MlaShape& shape : kShapes) {
+  for (const MlaShape& shape : kAttentionShapes) {
     // Trees around the borders of the mask's words; a prefix of none; slots out of order.
     const std::vector<std::vector<HostSequence>> batches = {
         {{.slot = 0, .prefix = 0, .parents = {-1}}},
@@ -91,7 +91,7 @@ TEST_P(TreeAttentionTest, FullWidth) {
 
 TEST_P(TreeAttentionTest, ChainsNeedNoMask) {
   Random random(2);
-  for (const MlaShape& shape : kShapes) {
+  for (const MlaShape& shape : kAttentionShapes) {
     const std::vector<HostSequence> sequences = {{.slot = 1, .prefix = 5, .parents = chain(70)},
                                                  {.slot = 0, .prefix = 0, .parents = chain(3)}};
     const Data data = random_data(random, shape, 73);
@@ -103,7 +103,7 @@ TEST_P(TreeAttentionTest, ChainsNeedNoMask) {
 
 TEST_P(TreeAttentionTest, NoRows) {
   Random random(3);
-  const MlaShape& shape = kShapes[1];
+  const MlaShape& shape = kAttentionShapes[1];
   EXPECT_TRUE(run(backend(), {}, random_data(random, shape, 0), true).empty());
   EXPECT_TRUE(
       run(backend(), {{.slot = 1, .prefix = 9, .parents = {}}}, random_data(random, shape, 0), true)
@@ -113,7 +113,7 @@ TEST_P(TreeAttentionTest, NoRows) {
 // What lies in the cache beyond the visible rows must not matter, not even NaN.
 TEST_P(TreeAttentionTest, InvisibleRowsAreNotRead) {
   Random random(4);
-  const MlaShape& shape = kShapes[1];
+  const MlaShape& shape = kAttentionShapes[1];
   const std::vector<HostSequence> sequences = {{.slot = 1, .prefix = 3, .parents = {-1, 0, 0, 2}}};
   Data data = random_data(random, shape, 4);
   const auto want = run(backend(), sequences, data, true);
@@ -162,7 +162,8 @@ TEST_P(TreeAttentionTest, NodeOfATreeEqualsItsPathCommitted) {
                                .qk_rope_head_dim = 64,
                                .v_head_dim = 128,
                                .kv_lora_rank = 512};
-  for (const MlaShape& shape : {kShapes[0], kShapes[1], kShapes[2], full_width}) {
+  for (const MlaShape& shape :
+       {kAttentionShapes[0], kAttentionShapes[1], kAttentionShapes[2], full_width}) {
     for (const std::int32_t prefix : {0, 1, 30, 64}) {
       const HostSequence tree = {.slot = 2, .prefix = prefix, .parents = random_tree(random, 64)};
       const Data data = random_data(random, shape, 64);
@@ -225,7 +226,7 @@ TEST_P(TreeAttentionTest, SequencesAreIndependent) {
 
 TEST_P(TreeAttentionTest, MalformedShapesThrow) {
   Random random(7);
-  const MlaShape& shape = kShapes[0];
+  const MlaShape& shape = kAttentionShapes[0];
   const DeviceBatch batch(backend(), {{.slot = 0, .prefix = 0, .parents = random_tree(random, 65)}},
                           true);
   auto query = input({65, 6}, activations(random, 390));

@@ -3,8 +3,8 @@
 namespace kdtree::ops_test {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfiniteLogProb = std::numeric_limits<float>::infinity();
+constexpr float kNanLogProb = std::numeric_limits<float>::quiet_NaN();
 
 struct Draft {
   std::int64_t horizon = 0;
@@ -14,15 +14,15 @@ struct Draft {
   std::vector<std::int32_t> roots;       // [sequences]
 };
 
-struct Tree {
+struct BuiltTree {
   std::vector<std::int32_t> token_ids;
   std::vector<std::int32_t> parents;
   std::vector<std::int32_t> depths;
-  bool operator==(const Tree&) const = default;
+  bool operator==(const BuiltTree&) const = default;
 };
 
 // All prefixes of one sequence's draft, the most probable first.
-Tree brute_force(const Draft& draft, std::size_t sequence, std::int64_t budget) {
+BuiltTree brute_force(const Draft& draft, std::size_t sequence, std::int64_t budget) {
   struct Prefix {
     double negative_log_weight = 0;
     std::vector<std::int32_t> ranks;
@@ -41,7 +41,8 @@ Tree brute_force(const Draft& draft, std::size_t sequence, std::int64_t budget) 
                                rank < static_cast<std::size_t>(draft.k);
          ++rank) {
       const float log_prob = draft.log_probs[at(depth, rank)];
-      if (std::isnan(log_prob) || log_prob == -kInfinity || draft.candidates[at(depth, rank)] < 0) {
+      if (std::isnan(log_prob) || log_prob == -kInfiniteLogProb ||
+          draft.candidates[at(depth, rank)] < 0) {
         break;
       }
       Prefix child = parent;
@@ -52,7 +53,7 @@ Tree brute_force(const Draft& draft, std::size_t sequence, std::int64_t budget) 
   }
   std::sort(prefixes.begin() + 1, prefixes.end());
   prefixes.resize(std::min(prefixes.size(), static_cast<std::size_t>(budget) + 1));
-  Tree tree = {{draft.roots[sequence]}, {-1}, {0}};
+  BuiltTree tree = {{draft.roots[sequence]}, {-1}, {0}};
   for (std::size_t i = 1; i < prefixes.size(); ++i) {
     auto parent = prefixes[i].ranks;
     const auto rank = static_cast<std::size_t>(parent.back());
@@ -69,7 +70,7 @@ Tree brute_force(const Draft& draft, std::size_t sequence, std::int64_t budget) 
 
 class BuildTreesTest : public OpTest {
  protected:
-  std::vector<Tree> build(const Draft& draft, std::int64_t budget, std::int64_t max_nodes) {
+  std::vector<BuiltTree> build(const Draft& draft, std::int64_t budget, std::int64_t max_nodes) {
     const auto sequences = static_cast<std::int64_t>(draft.roots.size());
     auto log_probs = make_tensor(backend(), {sequences * draft.horizon, draft.k}, draft.log_probs);
     auto candidates =
@@ -90,7 +91,7 @@ class BuildTreesTest : public OpTest {
     const auto all_tokens = token_ids.download<std::int32_t>();
     const auto all_parents = parents.download<std::int32_t>();
     const auto all_depths = depths.download<std::int32_t>();
-    std::vector<Tree> trees;
+    std::vector<BuiltTree> trees;
     for (std::int64_t s = 0; s < sequences; ++s) {
       const auto count = counts[static_cast<std::size_t>(s)];
       EXPECT_GE(count, 1);
@@ -108,7 +109,7 @@ class BuildTreesTest : public OpTest {
   void expect_brute_force(const Draft& draft, std::int64_t budget, std::int64_t spare_nodes) {
     const auto got = build(draft, budget, budget + 1 + spare_nodes);
     for (std::size_t s = 0; s < draft.roots.size(); ++s) {
-      const Tree want = brute_force(draft, s, budget);
+      const BuiltTree want = brute_force(draft, s, budget);
       EXPECT_EQ(got[s].token_ids, want.token_ids) << "sequence " << s << " budget " << budget;
       EXPECT_EQ(got[s].parents, want.parents) << "sequence " << s << " budget " << budget;
       EXPECT_EQ(got[s].depths, want.depths) << "sequence " << s << " budget " << budget;
@@ -176,10 +177,10 @@ TEST_P(BuildTreesTest, UnusableCandidatesEndTheirSlot) {
           static_cast<std::size_t>(random.below(static_cast<std::int64_t>(draft.log_probs.size())));
       switch (random.below(3)) {
         case 0:
-          draft.log_probs[place] = kNan;
+          draft.log_probs[place] = kNanLogProb;
           break;
         case 1:
-          draft.log_probs[place] = -kInfinity;
+          draft.log_probs[place] = -kInfiniteLogProb;
           break;
         default:
           draft.candidates[place] = -1;
@@ -192,13 +193,13 @@ TEST_P(BuildTreesTest, UnusableCandidatesEndTheirSlot) {
 TEST_P(BuildTreesTest, NothingToDraft) {
   const Draft no_horizon = {
       .horizon = 0, .k = 3, .log_probs = {}, .candidates = {}, .roots = {11, 0}};
-  EXPECT_EQ(build(no_horizon, 4, 5), (std::vector<Tree>{{{11}, {-1}, {0}}, {{0}, {-1}, {0}}}));
+  EXPECT_EQ(build(no_horizon, 4, 5), (std::vector<BuiltTree>{{{11}, {-1}, {0}}, {{0}, {-1}, {0}}}));
   const Draft no_candidates = {
       .horizon = 2, .k = 0, .log_probs = {}, .candidates = {}, .roots = {7}};
-  EXPECT_EQ(build(no_candidates, 4, 5), (std::vector<Tree>{{{7}, {-1}, {0}}}));
+  EXPECT_EQ(build(no_candidates, 4, 5), (std::vector<BuiltTree>{{{7}, {-1}, {0}}}));
   const Draft all_nan = {
-      .horizon = 1, .k = 2, .log_probs = {kNan, 0}, .candidates = {1, 2}, .roots = {7}};
-  EXPECT_EQ(build(all_nan, 4, 5), (std::vector<Tree>{{{7}, {-1}, {0}}}));
+      .horizon = 1, .k = 2, .log_probs = {kNanLogProb, 0}, .candidates = {1, 2}, .roots = {7}};
+  EXPECT_EQ(build(all_nan, 4, 5), (std::vector<BuiltTree>{{{7}, {-1}, {0}}}));
 }
 
 // A worked example: budget 4 over two slots. Weights: a .6, b .3; then c .5, d .4. Prefixes: a .6,
@@ -210,7 +211,7 @@ TEST_P(BuildTreesTest, WorkedExample) {
                        .candidates = {10, 11, 20, 21},
                        .roots = {9}};
   EXPECT_EQ(build(draft, 4, 5),
-            (std::vector<Tree>{{{9, 10, 20, 11, 21}, {-1, 0, 1, 0, 1}, {0, 1, 2, 1, 2}}}));
+            (std::vector<BuiltTree>{{{9, 10, 20, 11, 21}, {-1, 0, 1, 0, 1}, {0, 1, 2, 1, 2}}}));
 }
 
 // Weights add up in float64: in float32 the two paths below would tie, and the wrong one would win.
@@ -222,7 +223,7 @@ TEST_P(BuildTreesTest, WeightsAreFloat64) {
                        .candidates = {10, 11, 20, 21},
                        .roots = {9}};
   // (0, 0) weighs -1 - 2^-23 - 2^-30, just below (1).
-  EXPECT_EQ(build(draft, 2, 3), (std::vector<Tree>{{{9, 10, 11}, {-1, 0, 0}, {0, 1, 1}}}));
+  EXPECT_EQ(build(draft, 2, 3), (std::vector<BuiltTree>{{{9, 10, 11}, {-1, 0, 0}, {0, 1, 1}}}));
 }
 
 TEST_P(BuildTreesTest, LargestBudgetOverWideSlots) {

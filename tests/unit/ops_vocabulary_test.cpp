@@ -5,8 +5,8 @@
 namespace kdtree::ops_test {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfiniteLogit = std::numeric_limits<float>::infinity();
+constexpr float kNanLogit = std::numeric_limits<float>::quiet_NaN();
 
 struct Candidates {
   std::vector<float> values;
@@ -17,11 +17,11 @@ struct Candidates {
 Candidates sorted_row(const std::vector<float>& logits, std::int32_t first_id, std::int64_t k) {
   std::vector<std::pair<float, std::int32_t>> all;
   for (std::size_t c = 0; c < logits.size(); ++c) {
-    all.emplace_back(std::isnan(logits[c]) ? kInfinity : -logits[c],
+    all.emplace_back(std::isnan(logits[c]) ? kInfiniteLogit : -logits[c],
                      first_id + static_cast<std::int32_t>(c));
   }
   std::sort(all.begin(), all.end());
-  all.resize(static_cast<std::size_t>(k), {kInfinity, -1});
+  all.resize(static_cast<std::size_t>(k), {kInfiniteLogit, -1});
   Candidates want;
   for (const auto& [negative, id] : all) {
     want.values.push_back(-negative);
@@ -32,7 +32,7 @@ Candidates sorted_row(const std::vector<float>& logits, std::int32_t first_id, s
 
 // Few different values, some of them special.
 std::vector<float> tied_logits(Random& random, std::int64_t count) {
-  constexpr float kValues[] = {0.0F, 1.0F, -2.5F, 3.0F, -kInfinity, kNan};
+  constexpr float kValues[] = {0.0F, 1.0F, -2.5F, 3.0F, -kInfiniteLogit, kNanLogit};
   std::vector<float> logits(static_cast<std::size_t>(count));
   for (float& value : logits) {
     value = kValues[random.below(6)];
@@ -176,13 +176,13 @@ TEST_P(VocabularyTest, TopKEqualsASort) {
 TEST_P(VocabularyTest, TopKOfSpecialRows) {
   EXPECT_EQ(top_k(backend(), Logits::row({5, 5, 5, 5}), 0, 2).ids,
             (std::vector<std::int32_t>{0, 1}));
-  EXPECT_EQ(top_k(backend(), Logits::row({kNan, kNan, kNan}), 7, 4).ids,
+  EXPECT_EQ(top_k(backend(), Logits::row({kNanLogit, kNanLogit, kNanLogit}), 7, 4).ids,
             (std::vector<std::int32_t>{7, 8, 9, -1}));
-  EXPECT_EQ(top_k(backend(), Logits::row({kNan, -kInfinity, kInfinity}), 0, 3).ids,
+  EXPECT_EQ(top_k(backend(), Logits::row({kNanLogit, -kInfiniteLogit, kInfiniteLogit}), 0, 3).ids,
             (std::vector<std::int32_t>{2, 0, 1}));
   EXPECT_EQ(top_k(backend(), Logits::row({-0.0F, 0.0F}), 0, 1).ids, (std::vector<std::int32_t>{0}));
-  EXPECT_EQ(top_k(backend(), Logits::row({kNan}), 0, 2).values,
-            (std::vector<float>{-kInfinity, -kInfinity}));
+  EXPECT_EQ(top_k(backend(), Logits::row({kNanLogit}), 0, 2).values,
+            (std::vector<float>{-kInfiniteLogit, -kInfiniteLogit}));
   EXPECT_TRUE(top_k(backend(), {0, 3, {}}, 0, 2).ids.empty());
 }
 
@@ -208,12 +208,14 @@ TEST_P(VocabularyTest, PartialsMatchDoublePrecision) {
 }
 
 TEST_P(VocabularyTest, PartialsOfSpecialRows) {
-  EXPECT_EQ(partials(backend(), {2, 0, {}}), (std::vector<float>{-kInfinity, 0, -kInfinity, 0}));
-  EXPECT_EQ(partials(backend(), Logits::row({kNan, -kInfinity})),
-            (std::vector<float>{-kInfinity, 0}));
-  EXPECT_EQ(partials(backend(), Logits::row({kNan, 3, 3, -kInfinity})), (std::vector<float>{3, 2}));
-  EXPECT_EQ(partials(backend(), Logits::row({kInfinity, 1, kInfinity})),
-            (std::vector<float>{kInfinity, 2}));
+  EXPECT_EQ(partials(backend(), {2, 0, {}}),
+            (std::vector<float>{-kInfiniteLogit, 0, -kInfiniteLogit, 0}));
+  EXPECT_EQ(partials(backend(), Logits::row({kNanLogit, -kInfiniteLogit})),
+            (std::vector<float>{-kInfiniteLogit, 0}));
+  EXPECT_EQ(partials(backend(), Logits::row({kNanLogit, 3, 3, -kInfiniteLogit})),
+            (std::vector<float>{3, 2}));
+  EXPECT_EQ(partials(backend(), Logits::row({kInfiniteLogit, 1, kInfiniteLogit})),
+            (std::vector<float>{kInfiniteLogit, 2}));
   EXPECT_EQ(partials(backend(), Logits::row({1e30F, -1e30F})), (std::vector<float>{1e30F, 1}));
 }
 
@@ -245,7 +247,7 @@ TEST_P(VocabularyTest, MergeOfOtherWidths) {
   EXPECT_EQ(merge(backend(), parts, 1, 1).ids, (std::vector<std::int32_t>{2}));
   const Candidates more = merge(backend(), parts, 1, 6);
   EXPECT_EQ(more.ids, (std::vector<std::int32_t>{2, 9, 0, 4, -1, -1}));
-  EXPECT_EQ(more.values, (std::vector<float>{5, 5, 3, 1, -kInfinity, -kInfinity}));
+  EXPECT_EQ(more.values, (std::vector<float>{5, 5, 3, 1, -kInfiniteLogit, -kInfiniteLogit}));
   EXPECT_TRUE(
       merge(backend(), {.count = 2, .k_in = 3, .values = {}, .ids = {}, .partials = {}}, 0, 2)
           .ids.empty());
@@ -272,11 +274,13 @@ TEST_P(VocabularyTest, LogProbabilitiesMatchDoublePrecision) {
 TEST_P(VocabularyTest, LogProbabilitiesOfSpecialRows) {
   // One token has all the weight; the others are impossible.
   const Candidates sure = merge(
-      backend(), split(backend(), Logits::row({-kInfinity, 4, kNan, -kInfinity}), 2, 3), 1, 3);
-  EXPECT_EQ(sure.values, (std::vector<float>{0, -kInfinity, -kInfinity}));
+      backend(),
+      split(backend(), Logits::row({-kInfiniteLogit, 4, kNanLogit, -kInfiniteLogit}), 2, 3), 1, 3);
+  EXPECT_EQ(sure.values, (std::vector<float>{0, -kInfiniteLogit, -kInfiniteLogit}));
   EXPECT_EQ(sure.ids, (std::vector<std::int32_t>{1, 0, 2}));
-  const Candidates none = merge(backend(), split(backend(), Logits::row({kNan, kNan}), 2, 1), 1, 2);
-  EXPECT_EQ(none.values, (std::vector<float>{-kInfinity, -kInfinity}));
+  const Candidates none =
+      merge(backend(), split(backend(), Logits::row({kNanLogit, kNanLogit}), 2, 1), 1, 2);
+  EXPECT_EQ(none.values, (std::vector<float>{-kInfiniteLogit, -kInfiniteLogit}));
 }
 
 TEST_P(VocabularyTest, RowsAreIndependent) {

@@ -1,7 +1,6 @@
 // plan_run: equal to the memory plan of each rank, and to figures worked out by hand.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "placement/policies.h"
@@ -11,11 +10,6 @@
 
 namespace kdtree {
 namespace {
-
-std::string models_path(const std::string& name) {
-  const char* source = std::getenv("KDTREE_SOURCE");
-  return (source == nullptr ? "" : std::string(source) + "/") + "configs/models/" + name + ".json";
-}
 
 RunPlanOptions some_options(int num_ranks) {
   RunPlanOptions options;

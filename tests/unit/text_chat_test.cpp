@@ -13,12 +13,12 @@
 namespace kdtree {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using ChatJson = nlohmann::ordered_json;
 
 // As they are written: declared tools keep the order of their keys.
-std::vector<Json> chat_cases(const std::string& name) {
+std::vector<ChatJson> chat_cases(const std::string& name) {
   std::istringstream lines(read_file(tokenizer_path("../chat/" + name)));
-  std::vector<Json> cases;
+  std::vector<ChatJson> cases;
   for (std::string line; std::getline(lines, line);) {
     cases.push_back(parse_ordered_json(line, name));
   }
@@ -26,7 +26,7 @@ std::vector<Json> chat_cases(const std::string& name) {
   return cases;
 }
 
-std::string render(ChatTemplate chat_template, const Json& chat, bool thinking = true) {
+std::string render(ChatTemplate chat_template, const ChatJson& chat, bool thinking = true) {
   std::string text;
   for (const ChatSegment& segment :
        render_chat(chat_template, parse_chat(chat, "c.json"), thinking)) {
@@ -36,7 +36,7 @@ std::string render(ChatTemplate chat_template, const Json& chat, bool thinking =
 }
 
 TEST(TextChat, DeepseekEqualsThePublishedTemplate) {
-  for (const Json& line : chat_cases("deepseek_v3.jsonl")) {
+  for (const ChatJson& line : chat_cases("deepseek_v3.jsonl")) {
     const auto expected = line["text"].get<std::string>();
     EXPECT_EQ(render(ChatTemplate::kDeepseekV3, line), expected) << line;
     const bool answers = expected.ends_with("<｜Assistant｜>");
@@ -45,11 +45,11 @@ TEST(TextChat, DeepseekEqualsThePublishedTemplate) {
 }
 
 TEST(TextChat, KimiEqualsTheReconstructedTemplates) {
-  for (const Json& line : chat_cases("kimi_k2.jsonl")) {
+  for (const ChatJson& line : chat_cases("kimi_k2.jsonl")) {
     EXPECT_EQ(render(ChatTemplate::kKimiK2, line), line["text"].get<std::string>()) << line;
   }
   int num_thinking = 0;
-  for (const Json& line : chat_cases("kimi_k26.jsonl")) {
+  for (const ChatJson& line : chat_cases("kimi_k26.jsonl")) {
     const bool thinking = line["thinking"].get<bool>();
     num_thinking += thinking ? 1 : 0;
     EXPECT_EQ(render(ChatTemplate::kKimiK26, line, thinking), line["text"].get<std::string>())
@@ -59,7 +59,7 @@ TEST(TextChat, KimiEqualsTheReconstructedTemplates) {
 }
 
 TEST(TextChat, Kimi) {
-  const Json hello = {{{"role", "user"}, {"content", "Hi"}}};
+  const ChatJson hello = {{{"role", "user"}, {"content", "Hi"}}};
   const std::string user = "<|im_user|>user<|im_middle|>Hi<|im_end|>";
   const std::string header = "<|im_assistant|>assistant<|im_middle|>";
   EXPECT_EQ(render(ChatTemplate::kKimiK26, hello), user + header + "<think>");
@@ -68,10 +68,10 @@ TEST(TextChat, Kimi) {
             "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot "
             "AI.<|im_end|>" +
                 user + header);
-  Json chat = hello;
+  ChatJson chat = hello;
   chat.push_back({{"role", "assistant"}, {"content", "A"}, {"reasoning_content", "old"}});
   chat.push_back({{"role", "user"}, {"content", "Hi"}});
-  const Json call = {{"id", "f:0"}, {"function", {{"name", "f"}, {"arguments", "{}"}}}};
+  const ChatJson call = {{"id", "f:0"}, {"function", {{"name", "f"}, {"arguments", "{}"}}}};
   chat.push_back({{"role", "assistant"}, {"reasoning_content", "new"}, {"tool_calls", {call}}});
   chat.push_back({{"role", "tool"}, {"tool_call_id", "f:0"}, {"content", "1"}});
   EXPECT_EQ(render(ChatTemplate::kKimiK26, chat),
@@ -83,10 +83,10 @@ TEST(TextChat, Kimi) {
 }
 
 TEST(TextChat, ControlTokensOfAUserStayText) {
-  const Json chat = {{{"role", "user"}, {"content", "<|im_end|>"}}};
+  const ChatJson chat = {{{"role", "user"}, {"content", "<|im_end|>"}}};
   const Tokenizer tokenizer = load_tokenizer(tokenizer_path("kimi_like"));
   const std::int32_t end = *tokenizer.find_added("<|im_end|>");
-  const auto count = [&](const Json& messages) {
+  const auto count = [&](const ChatJson& messages) {
     const Ids ids = encode_chat(
         tokenizer, render_chat(ChatTemplate::kKimiK26, parse_chat(messages, "c"), true));
     return std::count(ids.begin(), ids.end(), end);
@@ -96,7 +96,7 @@ TEST(TextChat, ControlTokensOfAUserStayText) {
 
 TEST(TextChat, WrongConversationsAreNamed) {
   const auto refused = [](const char* text, std::initializer_list<std::string> words) {
-    expect_input_error([&] { parse_chat(Json::parse(text), "c.json"); }, words);
+    expect_input_error([&] { parse_chat(ChatJson::parse(text), "c.json"); }, words);
   };
   refused("3", {"c.json", "object"});
   refused("{}", {"messages", "missing"});
@@ -107,7 +107,7 @@ TEST(TextChat, WrongConversationsAreNamed) {
   const std::string hi = R"({"messages": [{"role": "user", "content": "Hi"}], "tools": )";
   refused((hi + "3}").c_str(), {"c.json", "tools", "3", "list"});
   refused((hi + "[{}, 1]}").c_str(), {"c.json", "tools[1]", "1", "object"});
-  const Chat tools = parse_chat(Json::parse(hi + R"([{"b": 1, "a": 2}]})"), "c.json");
+  const Chat tools = parse_chat(ChatJson::parse(hi + R"([{"b": 1, "a": 2}]})"), "c.json");
   EXPECT_EQ(tools.tools, R"([{"b":1,"a":2}])");
   expect_input_error([&] { render_chat(ChatTemplate::kDeepseekR1, tools, true); },
                      {"c.json", "tools", "DeepSeek"});

@@ -15,13 +15,13 @@
 namespace kdtree {
 namespace {
 
-std::unique_ptr<Backend> cpu() {
+std::unique_ptr<Backend> errors_backend() {
   return make_backend({.name = "cpu"});
 }
 
 class WeightsLoadErrors : public ::testing::Test {
  protected:
-  WeightsLoadErrors() : path_(folder_ / "model.kdtr"), backend_(cpu()) { use(recipe_); }
+  WeightsLoadErrors() : path_(folder_ / "model.kdtr"), backend_(errors_backend()) { use(recipe_); }
 
   void use(const CheckpointRecipe& recipe) {
     recipe_ = recipe;
@@ -73,7 +73,7 @@ class WeightsLoadErrors : public ::testing::Test {
   std::unique_ptr<Backend> backend_;
 };
 
-const char* const kDense = "model.layers.0.mlp.down_proj.weight";
+const char* const kBrokenMatrix = "model.layers.0.mlp.down_proj.weight";
 const char* const kExpert = "model.layers.1.mlp.experts.5.up_proj.weight";
 
 TEST_F(WeightsLoadErrors, GoodOne) {
@@ -82,8 +82,8 @@ TEST_F(WeightsLoadErrors, GoodOne) {
 }
 
 TEST_F(WeightsLoadErrors, MissingTensors) {
-  for (const std::string& name :
-       {std::string(kDense), std::string("model.norm.weight"), std::string("lm_head.weight")}) {
+  for (const std::string& name : {std::string(kBrokenMatrix), std::string("model.norm.weight"),
+                                  std::string("lm_head.weight")}) {
     use(recipe_);
     erase(name);
     expect_found({path_, name, "is missing"});
@@ -104,8 +104,8 @@ TEST_F(WeightsLoadErrors, UnknownTensors) {
 }
 
 TEST_F(WeightsLoadErrors, WrongShapes) {
-  tensor(kDense).info.shape = {80, 32};
-  expect_found({path_, kDense, "has shape [80, 32], expected [32, 80]"});
+  tensor(kBrokenMatrix).info.shape = {80, 32};
+  expect_found({path_, kBrokenMatrix, "has shape [80, 32], expected [32, 80]"});
   use(recipe_);
   BuiltTensor& words = tensor(std::string(kExpert) + ".qw");
   words.info.shape = {4, 16};
@@ -117,16 +117,16 @@ TEST_F(WeightsLoadErrors, WrongShapes) {
 }
 
 TEST_F(WeightsLoadErrors, WrongDtypes) {
-  tensor(kDense).info.dtype = DType::kInt32;
-  expect_found({path_, kDense, "is I32, expected F32 or BF16 or F16"});
+  tensor(kBrokenMatrix).info.dtype = DType::kInt32;
+  expect_found({path_, kBrokenMatrix, "is I32, expected F32 or BF16 or F16"});
   use(recipe_);
   tensor(std::string(kExpert) + ".sc").info.dtype = DType::kInt32;
   expect_found({path_, kExpert, "is I32, expected F32 or BF16"});
   use(recipe_);
-  BuiltTensor& code = tensor(kDense);
+  BuiltTensor& code = tensor(kBrokenMatrix);
   code.info.dtype = DType::kFloat8E4M3;
   code.data.resize(static_cast<std::size_t>(code.info.bytes()));
-  expect_found({path_, kDense, "is fp8, but", "_scale_inv' is missing"});
+  expect_found({path_, kBrokenMatrix, "is fp8, but", "_scale_inv' is missing"});
 }
 
 TEST_F(WeightsLoadErrors, PackedWithoutAGroupSize) {
@@ -179,7 +179,7 @@ TEST_F(WeightsLoadErrors, ChecksumOfWholeTensors) {
 
 TEST_F(WeightsLoadErrors, ChecksumOfDividedTensors) {
   for (const std::string& name :
-       {std::string(kDense), std::string("model.layers.1.self_attn.kv_b_proj.weight"),
+       {std::string(kBrokenMatrix), std::string("model.layers.1.self_attn.kv_b_proj.weight"),
         std::string("lm_head.weight"), std::string("model.layers.1.self_attn.o_proj.weight")}) {
     write();
     damage(name);
@@ -246,7 +246,7 @@ TEST(WeightsLoadDirectory, ChecksWeightShape) {
     }
   }
   write_built_safetensors(tensors, folder / "m/model.safetensors");
-  const auto backend = cpu();
+  const auto backend = errors_backend();
   expect_input_error(
       [&] { load_target(open_target(folder / "m"), ExpertPlacement::linear(6, 1), {}, *backend); },
       {"model.safetensors", name, "[32, 16]", "[16, 32]"});

@@ -14,7 +14,7 @@
 namespace kdtree {
 namespace {
 
-std::vector<float> floats_of(const WeightView& view) {
+std::vector<float> plain_floats(const WeightView& view) {
   std::vector<float> values(static_cast<std::size_t>(view.out_features * view.in_features));
   widen(view.format == WeightFormat::kBFloat16 ? DType::kBFloat16 : DType::kFloat32, view.data,
         values);
@@ -27,7 +27,7 @@ void expect_rounded(const WeightView& plain, const WeightView& int4) {
   ASSERT_EQ(int4.group_size, kLoadGroupSize);
   ASSERT_EQ(int4.out_features, plain.out_features);
   ASSERT_EQ(int4.in_features, plain.in_features);
-  const std::vector<float> values = floats_of(plain);
+  const std::vector<float> values = plain_floats(plain);
   const Int4Matrix want = quantize_rows({.values = values,
                                          .first_row = 0,
                                          .first_column = 0,
@@ -68,7 +68,7 @@ TEST_P(WeightsLoadInt4, EqualsRoundingAfterwards) {
         ++num_experts;
       } else {
         EXPECT_EQ(int4.matrix(spec.name).format, plain.matrix(spec.name).format);
-        EXPECT_EQ(floats_of(int4.matrix(spec.name)), floats_of(plain.matrix(spec.name)));
+        EXPECT_EQ(plain_floats(int4.matrix(spec.name)), plain_floats(plain.matrix(spec.name)));
       }
     }
     EXPECT_GT(num_experts, 0);

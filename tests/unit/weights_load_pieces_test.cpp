@@ -25,7 +25,7 @@ ModelConfig wide_target() {
   return config;
 }
 
-std::vector<std::byte> view_bytes(const WeightView& view) {
+std::vector<std::byte> all_bytes(const WeightView& view) {
   const std::int64_t elements = view.out_features * view.in_features;
   const bool packed = view.format == WeightFormat::kInt4Group;
   const std::int64_t data_bytes = packed                                   ? elements / 2
@@ -64,8 +64,7 @@ void expect_pieces_change_nothing(const std::string& path, LoadOptions options) 
                 0)
           << spec.name;
     } else {
-      EXPECT_EQ(view_bytes(whole.matrix(spec.name)), view_bytes(cut.matrix(spec.name)))
-          << spec.name;
+      EXPECT_EQ(all_bytes(whole.matrix(spec.name)), all_bytes(cut.matrix(spec.name))) << spec.name;
     }
   }
 }

@@ -24,6 +24,12 @@ inline std::string goldens_path(const std::string& name) {
   return (source == nullptr ? "" : std::string(source) + "/") + "tests/data/goldens/" + name;
 }
 
+// configs/models/NAME.json.
+inline std::string models_path(const std::string& name) {
+  const char* source = std::getenv("KDTREE_SOURCE");
+  return (source == nullptr ? "" : std::string(source) + "/") + "configs/models/" + name + ".json";
+}
+
 // A folder that goes away with the object.
 class TemporaryFolder {
  public:

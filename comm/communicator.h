@@ -50,7 +50,8 @@ class Communicator {
   // be whole's own block.
   virtual void all_gather(ConstTensorView part, TensorView whole, Stream stream,
                           CollectiveLabel label) = 0;
-  // whole's rows in rank order: rank r gives rows[r] of them. Contiguous, any dtype.
+  // whole's rows in rank order: rank r gives rows[r] of them. Contiguous, any dtype. part may be
+  // whole's own block.
   virtual void all_gather_rows(ConstTensorView part, TensorView whole,
                                std::span<const std::int64_t> rows, Stream stream,
                                CollectiveLabel label) = 0;
@@ -58,6 +59,13 @@ class Communicator {
   // any dtype.
   virtual void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,
                           Stream stream, CollectiveLabel label) = 0;
+
+  // The communicator of those ranks that give the same `part`, in this one's order. Collective over
+  // all ranks; this one outlives it. Error for one that is itself a part of several ranks. Calls on
+  // a communicator and on its parts go to the same stream, and ranks that share two of them make
+  // their calls on both in the same order: then nobody waits for ever. Time limits and errors name
+  // ranks as this one counts them. A part of one rank is "self".
+  virtual std::unique_ptr<Communicator> split(int part) = 0;
 
   // To be called behind the launch of a graph that holds captured collectives: a replay makes no
   // calls, so this is what its time limit is counted from. `label` names the graph. Does nothing

@@ -46,11 +46,12 @@ CollectiveWatch::~CollectiveWatch() {
   }
 }
 
-void CollectiveWatch::enter(const char* call, CollectiveLabel label) {
+void CollectiveWatch::enter(const char* call, CollectiveLabel label, std::string_view ranks) {
   const std::lock_guard lock(mutex_);
   inside_ = true;
   call_ = call;
   label_ = label;
+  ranks_ = ranks;
   ++sequence_number_;
   entered_ = std::chrono::steady_clock::now();
 }
@@ -66,10 +67,11 @@ void CollectiveWatch::watch() {
     stopped_.wait_for(lock, std::chrono::milliseconds(200));
     if (inside_ && std::chrono::steady_clock::now() - entered_ > limit_) {
       spdlog::error(
-          "rank {} of {} waits since {} s in {} number {} ({}, layer {}): another rank has not "
+          "rank {} of {} waits since {} s in {} number {}{}{} ({}, layer {}): another rank has not "
           "come. Ending the run "
           "(KDTREE_COLLECTIVE_TIMEOUT_S sets the limit)",
-          rank_, world_size_, limit_.count(), call_, sequence_number_, label_.what, label_.layer);
+          rank_, world_size_, limit_.count(), call_, sequence_number_,
+          ranks_.empty() ? "" : " of ranks ", ranks_, label_.what, label_.layer);
       std::fflush(nullptr);
       // Not MPI_Abort: MPI runs funneled, and this is not its thread. The launcher ends the other
       // ranks.

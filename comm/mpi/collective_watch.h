@@ -1,11 +1,13 @@
 // Watches the collective that this rank is in: one that does not finish in time is printed (who
-// waits for what) and ends the run.
+// waits for what) and ends the run. A communicator and its parts share one: a rank is in one
+// collective at a time.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <thread>
 
 #include "comm/communicator.h"
@@ -23,8 +25,10 @@ class CollectiveWatch {
   // Marks a collective from construction to destruction.
   class Scope {
    public:
-    Scope(CollectiveWatch& watch, const char* call, CollectiveLabel label) : watch_(watch) {
-      watch_.enter(call, label);
+    // `ranks` names a part's ranks, and outlives the scope; empty: all of them.
+    Scope(CollectiveWatch& watch, const char* call, CollectiveLabel label, std::string_view ranks)
+        : watch_(watch) {
+      watch_.enter(call, label, ranks);
     }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -35,7 +39,7 @@ class CollectiveWatch {
   };
 
  private:
-  void enter(const char* call, CollectiveLabel label);
+  void enter(const char* call, CollectiveLabel label, std::string_view ranks);
   void leave();
   void watch();
 
@@ -48,6 +52,7 @@ class CollectiveWatch {
   bool inside_ = false;
   const char* call_ = "";
   CollectiveLabel label_;
+  std::string_view ranks_;
   std::int64_t sequence_number_ = 0;
   std::chrono::steady_clock::time_point entered_;
   std::thread thread_;

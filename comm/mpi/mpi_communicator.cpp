@@ -1,8 +1,12 @@
 #include "comm/mpi/mpi_communicator.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "comm/mpi/mpi_call.h"
+#include "comm/self/self_communicator.h"
 #include "core/partition.h"
 
 namespace kdtree {
@@ -38,7 +42,15 @@ MpiCommunicator::MpiCommunicator()
     : comm_(duplicate_of_world()),
       rank_(rank_in(comm_)),
       world_size_(size_of(comm_)),
-      watch_(rank_, world_size_, collective_time_limit()) {}
+      watch_(std::make_shared<CollectiveWatch>(rank_, world_size_, collective_time_limit())) {}
+
+MpiCommunicator::MpiCommunicator(MPI_Comm comm, std::string ranks,
+                                 std::shared_ptr<CollectiveWatch> watch)
+    : comm_(comm),
+      rank_(rank_in(comm_)),
+      world_size_(size_of(comm_)),
+      ranks_(std::move(ranks)),
+      watch_(std::move(watch)) {}
 
 MpiCommunicator::~MpiCommunicator() {
   MPI_Comm_free(&comm_);
@@ -64,7 +76,7 @@ void MpiCommunicator::fill_layout(Layout& layout, std::span<const std::int64_t> 
 // values alone.
 void MpiCommunicator::all_reduce_sum(TensorView x, Stream /*stream*/, CollectiveLabel label) {
   check(x.contiguous(), "all_reduce_sum needs a contiguous tensor");
-  const CollectiveWatch::Scope scope(watch_, "all_reduce_sum", label);
+  const CollectiveWatch::Scope scope(*watch_, "all_reduce_sum", label, ranks_);
   float* values = x.data<float>();
   const std::int64_t count = x.num_elements();
   const auto ranks = static_cast<std::size_t>(world_size_);
@@ -101,7 +113,7 @@ void MpiCommunicator::all_reduce_sum(TensorView x, Stream /*stream*/, Collective
 
 void MpiCommunicator::broadcast(TensorView x, int root, Stream /*stream*/, CollectiveLabel label) {
   check(x.contiguous(), "broadcast needs a contiguous tensor");
-  const CollectiveWatch::Scope scope(watch_, "broadcast", label);
+  const CollectiveWatch::Scope scope(*watch_, "broadcast", label, ranks_);
   check_mpi(MPI_Bcast(x.raw(), mpi_count(x.bytes()), MPI_BYTE, root, comm_), "MPI_Bcast");
 }
 
@@ -109,7 +121,7 @@ void MpiCommunicator::all_gather(ConstTensorView part, TensorView whole, Stream 
                                  CollectiveLabel label) {
   check(part.contiguous() && whole.contiguous() && whole.bytes() == part.bytes() * world_size_,
         "all_gather of {} bytes a rank into {} bytes", part.bytes(), whole.bytes());
-  const CollectiveWatch::Scope scope(watch_, "all_gather", label);
+  const CollectiveWatch::Scope scope(*watch_, "all_gather", label, ranks_);
   const auto* own_block = static_cast<const std::byte*>(whole.raw()) + rank_ * part.bytes();
   const void* sent = part.raw() == own_block ? MPI_IN_PLACE : part.raw();
   const int count = mpi_count(part.bytes());
@@ -125,10 +137,13 @@ void MpiCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
   fill_layout(received_, rows, row_bytes(whole));
   check(received_.total == whole.bytes() && rows[static_cast<std::size_t>(rank_)] == part.size(0),
         "all_gather_rows: counts do not match the tensors");
-  const CollectiveWatch::Scope scope(watch_, "all_gather_rows", label);
+  const CollectiveWatch::Scope scope(*watch_, "all_gather_rows", label, ranks_);
+  const auto* own_block = static_cast<const std::byte*>(whole.raw()) +
+                          received_.displacements[static_cast<std::size_t>(rank_)];
+  const void* sent = part.raw() == own_block ? MPI_IN_PLACE : part.raw();
   check_mpi(
-      MPI_Allgatherv(part.raw(), mpi_count(part.bytes()), MPI_BYTE, whole.raw(),
-                     received_.counts.data(), received_.displacements.data(), MPI_BYTE, comm_),
+      MPI_Allgatherv(sent, mpi_count(part.bytes()), MPI_BYTE, whole.raw(), received_.counts.data(),
+                     received_.displacements.data(), MPI_BYTE, comm_),
       "MPI_Allgatherv");
 }
 
@@ -140,11 +155,31 @@ void MpiCommunicator::all_to_all(ConstTensorView sent, TensorView received, cons
   fill_layout(received_, counts.rows_from, row_bytes(received));
   check(sent_.total <= sent.bytes() && received_.total <= received.bytes(),
         "all_to_all: counts are beyond the tensors");
-  const CollectiveWatch::Scope scope(watch_, "all_to_all", label);
+  const CollectiveWatch::Scope scope(*watch_, "all_to_all", label, ranks_);
   check_mpi(MPI_Alltoallv(sent.raw(), sent_.counts.data(), sent_.displacements.data(), MPI_BYTE,
                           received.raw(), received_.counts.data(), received_.displacements.data(),
                           MPI_BYTE, comm_),
             "MPI_Alltoallv");
+}
+
+std::unique_ptr<MpiCommunicator> MpiCommunicator::split_mpi(int part) {
+  check(ranks_.empty(), "a part of a communicator, ranks {}, is to be split again", ranks_);
+  const CollectiveWatch::Scope scope(*watch_, "split", {}, ranks_);
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split(comm_, part, rank_, &comm), "MPI_Comm_split");
+  check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  std::vector<int> ranks(static_cast<std::size_t>(size_of(comm)));
+  check_mpi(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, comm), "MPI_Allgather");
+  return std::unique_ptr<MpiCommunicator>(
+      new MpiCommunicator(comm, fmt::format("{}", fmt::join(ranks, ", ")), watch_));
+}
+
+std::unique_ptr<Communicator> MpiCommunicator::split(int part) {
+  std::unique_ptr<MpiCommunicator> made = split_mpi(part);
+  if (made->world_size() == 1) {
+    return std::make_unique<SelfCommunicator>();
+  }
+  return made;
 }
 
 }  // namespace kdtree

@@ -3,6 +3,8 @@
 
 #include <mpi.h>
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -10,9 +12,10 @@
 
 namespace kdtree {
 
-// Uses a duplicate of MPI_COMM_WORLD, so that its messages never meet those of the process group.
+// Uses a communicator of its own, so that its messages never meet those of the process group.
 class MpiCommunicator final : public Communicator {
  public:
+  // Of all ranks. Collective over MPI_COMM_WORLD.
   MpiCommunicator();
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -29,8 +32,14 @@ class MpiCommunicator final : public Communicator {
                        Stream stream, CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
+  std::unique_ptr<Communicator> split(int part) override;
+  // The same, whatever the number of ranks: also a part of one is "mpi".
+  std::unique_ptr<MpiCommunicator> split_mpi(int part);
 
  private:
+  // Owns `comm`, whose ranks, as the whole counts them, are `ranks`.
+  MpiCommunicator(MPI_Comm comm, std::string ranks, std::shared_ptr<CollectiveWatch> watch);
+
   // Counts and displacements of an MPI v-collective, one a rank, in bytes or elements.
   struct Layout {
     std::vector<int> counts;
@@ -45,7 +54,8 @@ class MpiCommunicator final : public Communicator {
   std::vector<float> parts_;  // all_reduce_sum: every rank's copy of this rank's part
   Layout sent_;
   Layout received_;
-  CollectiveWatch watch_;
+  std::string ranks_;                       // of a part: "1, 3"
+  std::shared_ptr<CollectiveWatch> watch_;  // of all ranks and of the parts
 };
 
 }  // namespace kdtree

@@ -1,7 +1,9 @@
 #include "comm/nccl/nccl_communicator.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
@@ -15,6 +17,7 @@
 #include "comm/nccl/nccl_self_check.h"
 #include "comm/nccl/nvtx_range.h"
 #include "comm/staged/cuda_call.h"
+#include "comm/staged/device_self_communicator.h"
 #include "core/log.h"
 
 namespace kdtree {
@@ -64,9 +67,9 @@ class Group {
 // same on all ranks.
 class NcclCommunicator::Call {
  public:
-  Call(NcclWatch& watch, const char* call, Stream stream, CollectiveLabel label)
-      : range_(call, label), watch_(watch), stream_(cuda_stream(stream)) {
-    watch_.enter(call, label);
+  Call(const NcclCommunicator& communicator, const char* call, Stream stream, CollectiveLabel label)
+      : range_(call, label), watch_(*communicator.watch_), stream_(cuda_stream(stream)) {
+    watch_.enter(call, label, communicator.ranks_);
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -80,7 +83,8 @@ class NcclCommunicator::Call {
 };
 
 NcclCommunicator::NcclCommunicator(ProcessGroup& group)
-    : rank_(group.rank()),
+    : group_(group),
+      rank_(group.rank()),
       world_size_(group.world_size()),
       host_(group.host_name()),
       exceptions_at_start_(std::uncaught_exceptions()) {
@@ -90,9 +94,49 @@ NcclCommunicator::NcclCommunicator(ProcessGroup& group)
     if (watch_) {
       watch_->stop();  // it tells its failures to peers_, which goes first
     }
-    abort_in_time();
+    if (comm_ != nullptr) {
+      abort_in_time({comm_});
+    }
     throw;
   }
+}
+
+NcclCommunicator::NcclCommunicator(NcclCommunicator& whole, ncclComm_t comm,
+                                   const std::vector<int>& ranks)
+    : group_(whole.group_),
+      rank_(static_cast<int>(std::find(ranks.begin(), ranks.end(), whole.rank_) - ranks.begin())),
+      world_size_(static_cast<int>(ranks.size())),
+      host_(whole.host_),
+      device_(whole.device_),
+      exceptions_at_start_(std::uncaught_exceptions()),
+      comm_(comm),
+      ranks_(whole.watch_->keep(fmt::format("{}", fmt::join(ranks, ", ")))),
+      watch_(whole.watch_) {
+  watch_->watch_errors_of(comm_);
+}
+
+// The process group gathers, not NCCL: every rank must know whether its part is more than itself
+// before a communicator is made of it.
+std::unique_ptr<Communicator> NcclCommunicator::split(int part) {
+  check(ranks_ == nullptr, "a part of a communicator, ranks {}, is to be split again", ranks_);
+  std::vector<int> parts(size_of(world_size_));
+  group_.all_gather(&part, sizeof part, parts.data());
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (parts[size_of(rank)] == part) {
+      ranks.push_back(rank);
+    }
+  }
+  watch_->enter("ncclCommSplit", {"parts of the ranks", -1});
+  ncclComm_t comm = nullptr;
+  const ncclResult_t status =
+      ncclCommSplit(comm_, ranks.size() > 1 ? part : NCCL_SPLIT_NOCOLOR, rank_, &comm, nullptr);
+  watch_->leave();
+  check_nccl(status, "ncclCommSplit", comm_);
+  if (ranks.size() == 1) {
+    return std::make_unique<DeviceSelfCommunicator>();
+  }
+  return std::unique_ptr<Communicator>(new NcclCommunicator(*this, comm, ranks));
 }
 
 void NcclCommunicator::start(ProcessGroup& group) {
@@ -131,19 +175,25 @@ void NcclCommunicator::start(ProcessGroup& group) {
 }
 
 NcclCommunicator::~NcclCommunicator() {
+  const bool whole = ranks_ == nullptr;
   // In an exception the other ranks may never come to what is still under way here.
   if (std::uncaught_exceptions() > exceptions_at_start_) {
-    watch_->stop();
-    abort_in_time();
+    if (whole) {
+      watch_->stop();
+    }
+    watch_->forget(comm_);
+    abort_in_time({comm_});
   } else {
-    watch_->watch_errors_of(nullptr);
-    watch_->enter("ncclCommDestroy", {"end of NCCL", -1});
+    watch_->forget(comm_);
+    watch_->enter("ncclCommDestroy", {"end of NCCL", -1}, ranks_);
     const ncclResult_t status = ncclCommDestroy(comm_);
     watch_->leave();
     if (status != ncclSuccess) {
       spdlog::warn("ncclCommDestroy failed: {}", ncclGetErrorString(status));
     }
-    watch_->stop();
+    if (whole) {
+      watch_->stop();
+    }
   }
 }
 
@@ -167,20 +217,19 @@ void NcclCommunicator::print_and_exit(const std::string& message, int exit_code,
   if (peers_ && !announcement.empty()) {
     peers_->announce_failure(announcement);
   }
-  abort_in_time();
+  abort_in_time(watch_->comms());
   std::_Exit(exit_code);
 }
 
 // Releases the kernels that wait for other ranks. ncclCommAbort may itself wait for what is lost,
 // so it gets five seconds.
-void NcclCommunicator::abort_in_time() {
-  if (comm_ == nullptr) {
-    return;
-  }
+void NcclCommunicator::abort_in_time(const std::vector<ncclComm_t>& comms) {
   std::promise<void> aborted;
   std::future<void> done = aborted.get_future();
-  std::thread([comm = comm_, aborted = std::move(aborted)]() mutable {
-    ncclCommAbort(comm);
+  std::thread([comms, aborted = std::move(aborted)]() mutable {
+    for (const ncclComm_t comm : comms) {
+      ncclCommAbort(comm);
+    }
     aborted.set_value();
   }).detach();
   done.wait_for(std::chrono::seconds(5));
@@ -190,7 +239,7 @@ void NcclCommunicator::all_reduce_sum(TensorView x, Stream stream, CollectiveLab
   const bool narrow = x.dtype() == DType::kBFloat16;
   check(x.contiguous() && (narrow || x.dtype() == DType::kFloat32),
         "all_reduce_sum needs a contiguous tensor of F32 or BF16, not {}", dtype_name(x.dtype()));
-  const Call call(*watch_, "all_reduce_sum", stream, label);
+  const Call call(*this, "all_reduce_sum", stream, label);
   if (x.num_elements() == 0) {
     return;
   }
@@ -201,7 +250,7 @@ void NcclCommunicator::all_reduce_sum(TensorView x, Stream stream, CollectiveLab
 
 void NcclCommunicator::broadcast(TensorView x, int root, Stream stream, CollectiveLabel label) {
   check(x.contiguous(), "broadcast needs a contiguous tensor");
-  const Call call(*watch_, "broadcast", stream, label);
+  const Call call(*this, "broadcast", stream, label);
   if (x.bytes() == 0) {
     return;
   }
@@ -214,7 +263,7 @@ void NcclCommunicator::all_gather(ConstTensorView part, TensorView whole, Stream
                                   CollectiveLabel label) {
   check(part.contiguous() && whole.contiguous() && whole.bytes() == part.bytes() * world_size_,
         "all_gather of {} bytes a rank into {} bytes", part.bytes(), whole.bytes());
-  const Call call(*watch_, "all_gather", stream, label);
+  const Call call(*this, "all_gather", stream, label);
   if (part.bytes() == 0) {
     return;
   }
@@ -239,7 +288,7 @@ void NcclCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
     total += count;
   }
   check(total == whole.size(0), "all_gather_rows: counts of {} rows for {}", total, whole.size(0));
-  const Call call(*watch_, "all_gather_rows", stream, label);
+  const Call call(*this, "all_gather_rows", stream, label);
   if (total * width == 0) {
     return;
   }
@@ -285,7 +334,7 @@ void NcclCommunicator::all_to_all(ConstTensorView sent, TensorView received,
   }
   check(rows_sent <= sent.size(0) && rows_received <= received.size(0),
         "all_to_all: counts are beyond the tensors");
-  const Call call(*watch_, "all_to_all", stream, label);
+  const Call call(*this, "all_to_all", stream, label);
   if ((rows_sent + rows_received) * width == 0) {
     return;
   }
@@ -320,7 +369,7 @@ void NcclCommunicator::all_to_all(ConstTensorView sent, TensorView received,
 }
 
 void NcclCommunicator::replayed(Stream stream, CollectiveLabel label) {
-  const Call call(*watch_, "replay of a graph", stream, label);
+  const Call call(*this, "replay of a graph", stream, label);
 }
 
 }  // namespace kdtree

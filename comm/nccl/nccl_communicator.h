@@ -1,10 +1,12 @@
-// Collectives on device tensors over NCCL: one communicator, all calls in the program's order.
+// Collectives on device tensors over NCCL: a communicator and its parts, all calls in the program's
+// order.
 #pragma once
 
 #include <nccl.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_watch.h"
@@ -42,25 +44,30 @@ class NcclCommunicator final : public Communicator {
                        Stream stream, CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
+  std::unique_ptr<Communicator> split(int part) override;
   void replayed(Stream stream, CollectiveLabel label) override;
 
  private:
   class Call;
+  // A part of `whole`: owns `comm`, whose ranks, as the whole counts them, are `ranks`.
+  NcclCommunicator(NcclCommunicator& whole, ncclComm_t comm, const std::vector<int>& ranks);
 
   void start(ProcessGroup& group);
   // Prints "rank ... on ... <what>", tells the other ranks, and ends the process.
   void end_run(const std::string& what, int exit_code);
   void print_and_exit(const std::string& message, int exit_code, const std::string& announcement);
-  void abort_in_time();
+  static void abort_in_time(const std::vector<ncclComm_t>& comms);
 
+  ProcessGroup& group_;
   int rank_;
   int world_size_;
   std::string host_;
   int device_ = 0;
   int exceptions_at_start_;
   ncclComm_t comm_ = nullptr;
-  std::unique_ptr<NcclWatch> watch_;
-  std::unique_ptr<PeerWatch> peers_;
+  const char* ranks_ = nullptr;       // of a part: "1, 3"
+  std::shared_ptr<NcclWatch> watch_;  // of the whole and its parts
+  std::unique_ptr<PeerWatch> peers_;  // of the whole alone
 };
 
 }  // namespace kdtree

@@ -43,13 +43,28 @@ void NcclWatch::stop() {
 
 void NcclWatch::watch_errors_of(ncclComm_t comm) {
   const std::lock_guard lock(comm_mutex_);
-  comm_ = comm;
+  comms_.push_back(comm);
 }
 
-void NcclWatch::enter(const char* call, CollectiveLabel label) {
+void NcclWatch::forget(ncclComm_t comm) {
+  const std::lock_guard lock(comm_mutex_);
+  std::erase(comms_, comm);
+}
+
+std::vector<ncclComm_t> NcclWatch::comms() {
+  const std::lock_guard lock(comm_mutex_);
+  return comms_;
+}
+
+const char* NcclWatch::keep(std::string text) {
+  const std::lock_guard lock(comm_mutex_);
+  return texts_.emplace_back(std::move(text)).c_str();
+}
+
+void NcclWatch::enter(const char* call, CollectiveLabel label, const char* ranks) {
   const std::lock_guard lock(host_mutex_);
   inside_ = true;
-  latest_ = {call, label, latest_.number + 1};
+  latest_ = {call, label, ranks, latest_.number + 1};
   entered_ = Clock::now();
 }
 
@@ -91,11 +106,12 @@ std::string NcclWatch::describe() {
 }
 
 std::string NcclWatch::text_of(const Collective& collective) {
-  return collective.label.layer < 0
-             ? fmt::format("{} number {} ({})", collective.call, collective.number,
-                           collective.label.what)
-             : fmt::format("{} number {} ({}, layer {})", collective.call, collective.number,
-                           collective.label.what, collective.label.layer);
+  const bool part = collective.ranks != nullptr;
+  const std::string name = fmt::format("{} number {}{}{}", collective.call, collective.number,
+                                       part ? " of ranks " : "", part ? collective.ranks : "");
+  return collective.label.layer < 0 ? fmt::format("{} ({})", name, collective.label.what)
+                                    : fmt::format("{} ({}, layer {})", name, collective.label.what,
+                                                  collective.label.layer);
 }
 
 void NcclWatch::watch() {
@@ -130,16 +146,21 @@ void NcclWatch::check_host() {
 }
 
 void NcclWatch::check_errors() {
-  ncclResult_t error = ncclSuccess;
   std::string text;
   {
     const std::lock_guard lock(comm_mutex_);
-    if (comm_ == nullptr || ncclCommGetAsyncError(comm_, &error) != ncclSuccess ||
-        error == ncclSuccess || error == ncclInProgress) {
-      return;
+    for (const ncclComm_t comm : comms_) {
+      ncclResult_t error = ncclSuccess;
+      if (ncclCommGetAsyncError(comm, &error) == ncclSuccess && error != ncclSuccess &&
+          error != ncclInProgress) {
+        text = fmt::format("gets an error from NCCL: {} ({})", ncclGetErrorString(error),
+                           ncclGetLastError(comm));
+        break;
+      }
     }
-    text = fmt::format("gets an error from NCCL: {} ({})", ncclGetErrorString(error),
-                       ncclGetLastError(comm_));
+  }
+  if (text.empty()) {
+    return;
   }
   if (!error_seen_) {
     error_seen_ = true;

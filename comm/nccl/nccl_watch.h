@@ -1,5 +1,5 @@
-// Watches the collectives of an NCCL communicator: those that the host is in, those that the device
-// has not finished, and the errors that NCCL reports behind a call.
+// Watches the collectives of an NCCL communicator and of its parts: those that the host is in,
+// those that the device has not finished, and the errors that NCCL reports behind a call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,10 +9,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -29,13 +31,18 @@ class NcclWatch {
   NcclWatch& operator=(const NcclWatch&) = delete;
   ~NcclWatch();
 
-  // Whose errors to ask for; null for none any more. The watch never frees it.
+  // Asks for this one's errors, too, until it is told to forget it. The watch frees none.
   void watch_errors_of(ncclComm_t comm);
+  void forget(ncclComm_t comm);
+  // Those whose errors it asks for.
+  std::vector<ncclComm_t> comms();
+  // The text for as long as the watch is there, for `ranks` of enter().
+  const char* keep(std::string text);
   // Ends the watching; enter, leave and describe may still be called.
   void stop();
 
-  // The host is in a collective, until it leaves.
-  void enter(const char* call, CollectiveLabel label);
+  // The host is in a collective, until it leaves. `ranks` names a part's ranks; nullptr: all.
+  void enter(const char* call, CollectiveLabel label, const char* ranks = nullptr);
   // It has left, and nothing is under way behind it.
   void leave();
   // It has left the collective's work on the stream. That is not watched any further where the
@@ -53,6 +60,7 @@ class NcclWatch {
   struct Collective {
     const char* call = nullptr;  // nullptr: none yet
     CollectiveLabel label;
+    const char* ranks = nullptr;
     std::int64_t number = 0;
   };
   // A collective that the device may not have finished: its event comes behind it on its stream.
@@ -85,8 +93,9 @@ class NcclWatch {
   std::int64_t first_pending_ = 0;  // pending_[i % 256] is in use for i in [first, end)
   std::int64_t end_pending_ = 0;
 
-  std::mutex comm_mutex_;  // the next
-  ncclComm_t comm_ = nullptr;
+  std::mutex comm_mutex_;  // the next two
+  std::vector<ncclComm_t> comms_;
+  std::deque<std::string> texts_;
 
   // Of the watching thread.
   std::int64_t oldest_number_ = 0;  // of the oldest unfinished collective, since when it is that

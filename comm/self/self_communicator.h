@@ -18,6 +18,7 @@ class SelfCommunicator final : public Communicator {
                        Stream stream, CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
+  std::unique_ptr<Communicator> split(int part) override;
 };
 
 }  // namespace kdtree

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <utility>
 
 #include "comm/staged/cuda_call.h"
+#include "comm/staged/device_self_communicator.h"
 #include "core/log.h"
 
 namespace kdtree {
@@ -17,17 +19,34 @@ void require_contiguous(const ConstTensorView& view, const char* call) {
 
 }  // namespace
 
-StagedCommunicator::StagedCommunicator(std::int64_t bytes) {
-  check_cuda(cudaEventCreateWithFlags(&delivered_, cudaEventDisableTiming),
+StagedCommunicator::Passage::Passage(std::int64_t bytes) {
+  check_cuda(cudaEventCreateWithFlags(&delivered, cudaEventDisableTiming),
              "cudaEventCreateWithFlags");
-  sent_.reserve(bytes);
-  received_.reserve(bytes);
-  widened_.reserve(static_cast<std::size_t>(bytes) / sizeof(BFloat16));
+  sent.reserve(bytes);
+  received.reserve(bytes);
+  widened.reserve(static_cast<std::size_t>(bytes) / sizeof(BFloat16));
 }
 
-StagedCommunicator::~StagedCommunicator() {
-  cudaEventSynchronize(delivered_);
-  cudaEventDestroy(delivered_);
+StagedCommunicator::Passage::~Passage() {
+  cudaEventSynchronize(delivered);
+  cudaEventDestroy(delivered);
+}
+
+StagedCommunicator::StagedCommunicator(std::int64_t bytes)
+    : StagedCommunicator(std::make_unique<MpiCommunicator>(), std::make_shared<Passage>(bytes)) {}
+
+StagedCommunicator::StagedCommunicator(std::unique_ptr<MpiCommunicator> mpi,
+                                       std::shared_ptr<Passage> passage)
+    : mpi_(std::move(mpi)), passage_(std::move(passage)) {}
+
+StagedCommunicator::~StagedCommunicator() = default;
+
+std::unique_ptr<Communicator> StagedCommunicator::split(int part) {
+  std::unique_ptr<MpiCommunicator> mpi = mpi_->split_mpi(part);
+  if (mpi->world_size() == 1) {
+    return std::make_unique<DeviceSelfCommunicator>();
+  }
+  return std::unique_ptr<Communicator>(new StagedCommunicator(std::move(mpi), passage_));
 }
 
 // At least `bytes`; what was in it is lost where it grows.
@@ -49,7 +68,7 @@ void StagedCommunicator::begin(cudaStream_t stream) {
   check(!capturing(stream),
         "--communicator mpi waits on the host, so its collectives cannot be captured in a CUDA "
         "graph");
-  check_cuda(cudaEventSynchronize(delivered_), "cudaEventSynchronize");
+  check_cuda(cudaEventSynchronize(passage_->delivered), "cudaEventSynchronize");
 }
 
 void StagedCommunicator::fetch(void* host, const ConstTensorView& device, cudaStream_t stream) {
@@ -68,7 +87,7 @@ void StagedCommunicator::deliver(void* device, const void* host, std::int64_t by
                                cudaMemcpyHostToDevice, stream),
                "cudaMemcpyAsync");
   }
-  check_cuda(cudaEventRecord(delivered_, stream), "cudaEventRecord");
+  check_cuda(cudaEventRecord(passage_->delivered, stream), "cudaEventRecord");
 }
 
 void StagedCommunicator::all_reduce_sum(TensorView x, Stream stream, CollectiveLabel label) {
@@ -76,18 +95,19 @@ void StagedCommunicator::all_reduce_sum(TensorView x, Stream stream, CollectiveL
   const bool narrow = x.dtype() == DType::kBFloat16;
   check(narrow || x.dtype() == DType::kFloat32, "all_reduce_sum of {}", dtype_name(x.dtype()));
   begin(cuda_stream(stream));
-  std::byte* host = sent_.reserve(x.bytes());
+  std::byte* host = passage_->sent.reserve(x.bytes());
   fetch(host, x, cuda_stream(stream));
   if (narrow) {
     const auto count = static_cast<std::size_t>(x.num_elements());
     const std::span<BFloat16> values(reinterpret_cast<BFloat16*>(host), count);
-    widened_.resize(count);
-    std::transform(values.begin(), values.end(), widened_.begin(),
+    passage_->widened.resize(count);
+    std::transform(values.begin(), values.end(), passage_->widened.begin(),
                    [](BFloat16 value) { return value.to_float(); });
-    mpi_.all_reduce_sum({widened_.data(), DType::kFloat32, x.shape()}, {}, label);
-    std::transform(widened_.begin(), widened_.end(), values.begin(), BFloat16::from_float);
+    mpi_->all_reduce_sum({passage_->widened.data(), DType::kFloat32, x.shape()}, {}, label);
+    std::transform(passage_->widened.begin(), passage_->widened.end(), values.begin(),
+                   BFloat16::from_float);
   } else {
-    mpi_.all_reduce_sum({host, DType::kFloat32, x.shape()}, {}, label);
+    mpi_->all_reduce_sum({host, DType::kFloat32, x.shape()}, {}, label);
   }
   deliver(x.raw(), host, x.bytes(), cuda_stream(stream));
 }
@@ -95,11 +115,11 @@ void StagedCommunicator::all_reduce_sum(TensorView x, Stream stream, CollectiveL
 void StagedCommunicator::broadcast(TensorView x, int root, Stream stream, CollectiveLabel label) {
   require_contiguous(x, "broadcast");
   begin(cuda_stream(stream));
-  std::byte* host = sent_.reserve(x.bytes());
+  std::byte* host = passage_->sent.reserve(x.bytes());
   if (rank() == root) {
     fetch(host, x, cuda_stream(stream));
   }
-  mpi_.broadcast({host, x.dtype(), x.shape()}, root, {}, label);
+  mpi_->broadcast({host, x.dtype(), x.shape()}, root, {}, label);
   if (rank() != root) {
     deliver(x.raw(), host, x.bytes(), cuda_stream(stream));
   }
@@ -112,11 +132,11 @@ void StagedCommunicator::all_gather(ConstTensorView part, TensorView whole, Stre
   check(whole.bytes() == part.bytes() * world_size(), "all_gather of {} bytes a rank into {} bytes",
         part.bytes(), whole.bytes());
   begin(cuda_stream(stream));
-  std::byte* host = received_.reserve(whole.bytes());
+  std::byte* host = passage_->received.reserve(whole.bytes());
   std::byte* own_block = host + rank() * part.bytes();
   fetch(own_block, part, cuda_stream(stream));
-  mpi_.all_gather({own_block, part.dtype(), part.shape()}, {host, whole.dtype(), whole.shape()}, {},
-                  label);
+  mpi_->all_gather({own_block, part.dtype(), part.shape()}, {host, whole.dtype(), whole.shape()},
+                   {}, label);
   deliver(whole.raw(), host, whole.bytes(), cuda_stream(stream));
 }
 
@@ -126,11 +146,11 @@ void StagedCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
   require_contiguous(part, "all_gather_rows");
   require_contiguous(whole, "all_gather_rows");
   begin(cuda_stream(stream));
-  std::byte* sent = sent_.reserve(part.bytes());
-  std::byte* received = received_.reserve(whole.bytes());
+  std::byte* sent = passage_->sent.reserve(part.bytes());
+  std::byte* received = passage_->received.reserve(whole.bytes());
   fetch(sent, part, cuda_stream(stream));
-  mpi_.all_gather_rows({sent, part.dtype(), part.shape()}, {received, whole.dtype(), whole.shape()},
-                       rows, {}, label);
+  mpi_->all_gather_rows({sent, part.dtype(), part.shape()},
+                        {received, whole.dtype(), whole.shape()}, rows, {}, label);
   deliver(whole.raw(), received, whole.bytes(), cuda_stream(stream));
 }
 
@@ -145,11 +165,11 @@ void StagedCommunicator::all_to_all(ConstTensorView sent, TensorView received,
   // Rows behind those stay as they are.
   const TensorView result = received.rows(0, rows_received);
   begin(cuda_stream(stream));
-  std::byte* host_sent = sent_.reserve(sent.bytes());
-  std::byte* host_received = received_.reserve(result.bytes());
+  std::byte* host_sent = passage_->sent.reserve(sent.bytes());
+  std::byte* host_received = passage_->received.reserve(result.bytes());
   fetch(host_sent, sent, cuda_stream(stream));
-  mpi_.all_to_all({host_sent, sent.dtype(), sent.shape()},
-                  {host_received, result.dtype(), result.shape()}, counts, {}, label);
+  mpi_->all_to_all({host_sent, sent.dtype(), sent.shape()},
+                   {host_received, result.dtype(), result.shape()}, counts, {}, label);
   deliver(result.raw(), host_received, result.bytes(), cuda_stream(stream));
 }
 

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/mpi/mpi_communicator.h"
@@ -24,8 +25,8 @@ class StagedCommunicator final : public Communicator {
   ~StagedCommunicator() override;
 
   std::string name() const override { return "mpi"; }
-  int rank() const override { return mpi_.rank(); }
-  int world_size() const override { return mpi_.world_size(); }
+  int rank() const override { return mpi_->rank(); }
+  int world_size() const override { return mpi_->world_size(); }
   // float32 or bfloat16; the latter is summed in float32 and rounded once.
   void all_reduce_sum(TensorView x, Stream stream, CollectiveLabel label) override;
   void broadcast(TensorView x, int root, Stream stream, CollectiveLabel label) override;
@@ -35,6 +36,7 @@ class StagedCommunicator final : public Communicator {
                        Stream stream, CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
+  std::unique_ptr<Communicator> split(int part) override;
 
  private:
   // Page-locked host memory.
@@ -42,6 +44,19 @@ class StagedCommunicator final : public Communicator {
     Buffer memory;
     std::byte* reserve(std::int64_t bytes);
   };
+  // What messages pass through; one for all ranks' communicator and its parts, whose calls come one
+  // after another.
+  struct Passage {
+    explicit Passage(std::int64_t bytes);
+    Passage(const Passage&) = delete;
+    Passage& operator=(const Passage&) = delete;
+    ~Passage();
+    Staging sent;
+    Staging received;
+    std::vector<float> widened;  // all_reduce_sum of bfloat16
+    cudaEvent_t delivered = nullptr;
+  };
+  StagedCommunicator(std::unique_ptr<MpiCommunicator> mpi, std::shared_ptr<Passage> passage);
 
   // Refuses capture, and waits until the memory's last use is over.
   void begin(cudaStream_t stream);
@@ -50,11 +65,8 @@ class StagedCommunicator final : public Communicator {
   // Sends the host's bytes to the device in stream order.
   void deliver(void* device, const void* host, std::int64_t bytes, cudaStream_t stream);
 
-  MpiCommunicator mpi_;
-  Staging sent_;
-  Staging received_;
-  std::vector<float> widened_;  // all_reduce_sum of bfloat16
-  cudaEvent_t delivered_ = nullptr;
+  std::unique_ptr<MpiCommunicator> mpi_;
+  std::shared_ptr<Passage> passage_;
 };
 
 }  // namespace kdtree

@@ -22,13 +22,20 @@ constexpr std::int64_t kWidth = 16;
 class GpuCollectives : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const std::string obstacle = gpu_world().obstacle(GetParam());
+    const std::string obstacle = gpu_world().obstacle(library());
     if (!obstacle.empty()) {
       GTEST_SKIP() << obstacle;
     }
-    communicator_ = &gpu_world().communicator(GetParam());
+    communicator_ = &gpu_world().communicator(library());
+    if (library() != GetParam()) {
+      const int rank = gpu_world().rank();
+      part_ = communicator_->split(GetParam().ends_with("_pairs") ? rank / 2 : rank % 2);
+      communicator_ = part_.get();
+    }
   }
 
+  // "nccl" of "nccl_pairs".
+  static std::string library() { return GetParam().substr(0, GetParam().find('_')); }
   int rank() const { return communicator_->rank(); }
   int size() const { return communicator_->world_size(); }
   Communicator& communicator() const { return *communicator_; }
@@ -37,17 +44,18 @@ class GpuCollectives : public testing::TestWithParam<std::string> {
   }
 
   // Whether addition runs in rank order and in float32.
-  bool in_rank_order() const { return GetParam() != "nccl"; }
+  bool in_rank_order() const { return library() != "nccl"; }
 
   void sum_whole_numbers(std::int64_t count, DType dtype);
   void sum_random_numbers(std::int64_t count, DType dtype);
   void broadcast(std::int64_t rows, DType dtype, int root);
   void gather(std::int64_t rows, DType dtype, bool in_place);
-  void gather_rows(const std::vector<std::int64_t>& rows, DType dtype);
+  void gather_rows(const std::vector<std::int64_t>& rows, DType dtype, bool in_place = false);
   void exchange(const std::vector<std::int64_t>& rows_of_pair, DType dtype);
 
  private:
   Communicator* communicator_ = nullptr;
+  std::unique_ptr<Communicator> part_;
 };
 
 Bytes concatenate(const std::vector<Bytes>& parts) {
@@ -251,20 +259,26 @@ TEST_P(GpuCollectives, AllGather) {
 
 // ---- all_gather_rows
 
-void GpuCollectives::gather_rows(const std::vector<std::int64_t>& rows, DType dtype) {
+void GpuCollectives::gather_rows(const std::vector<std::int64_t>& rows, DType dtype,
+                                 bool in_place) {
   const std::int64_t width = kWidth * dtype_bytes(dtype);
   std::vector<Bytes> blocks;
+  std::vector<Bytes> own_block;
   std::int64_t total = 0;
+  std::int64_t first = 0;
   for (int r = 0; r < size(); ++r) {
     blocks.push_back(pattern_bytes(r, 0, rows[at(r)] * width));
+    own_block.push_back(in_place && r == rank() ? blocks.back() : zeros(rows[at(r)] * width));
+    first += r < rank() ? rows[at(r)] : 0;
     total += rows[at(r)];
   }
   GpuCase test(communicator(), name_of("all_gather_rows", dtype, total));
-  const TestTensor& part = test.tensor(dtype, Shape{rows[at(rank())], kWidth}, blocks[at(rank())]);
-  const TestTensor& whole = test.tensor(dtype, Shape{total, kWidth}, zeros(total * width));
+  const TestTensor& apart = test.tensor(dtype, Shape{rows[at(rank())], kWidth}, blocks[at(rank())]);
+  const TestTensor& whole = test.tensor(dtype, Shape{total, kWidth}, concatenate(own_block));
+  const TensorView part = in_place ? whole.view().rows(first, rows[at(rank())]) : apart.view();
   test.expect(whole, concatenate(blocks));
   test.run([&](Stream stream) {
-    communicator().all_gather_rows(part.view(), whole.view(), rows, stream, kLabel);
+    communicator().all_gather_rows(part, whole.view(), rows, stream, kLabel);
   });
 }
 
@@ -278,6 +292,7 @@ TEST_P(GpuCollectives, AllGatherRowsWithUnevenCounts) {
         last_only.push_back(r == size() - 1 ? unit : 0);
       }
       gather_rows(growing, dtype);
+      gather_rows(growing, dtype, true);
       gather_rows(last_only, dtype);
     }
   }
@@ -367,7 +382,9 @@ TEST_P(GpuCollectives, ManyInARow) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuCollectives, testing::Values("self", "mpi", "nccl"),
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuCollectives,
+                         testing::Values("self", "mpi", "nccl", "self_pairs", "mpi_pairs",
+                                         "nccl_pairs", "mpi_seconds", "nccl_seconds"),
                          [](const auto& param) { return param.param; });
 
 }  // namespace

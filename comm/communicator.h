@@ -55,6 +55,13 @@ class Communicator {
   virtual void all_gather_rows(ConstTensorView part, TensorView whole,
                                std::span<const std::int64_t> rows, Stream stream,
                                CollectiveLabel label) = 0;
+  // own [rows[rank()], ...] = the sum over ranks of the rows of their `whole`s that are this
+  // rank's: in rank order, rank r has rows[r] of them. Added like all_reduce_sum, so that where
+  // that adds in rank order an element has the same bits. Contiguous, apart from each other; dtypes
+  // of all_reduce_sum.
+  virtual void reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                                   std::span<const std::int64_t> rows, Stream stream,
+                                   CollectiveLabel label) = 0;
   // Rows of `sent` go to the ranks by counts.rows_to; `received` gets counts.rows_from. Contiguous,
   // any dtype.
   virtual void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,

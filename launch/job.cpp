@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/log.h"
+#include "engine/exchange_choice.h"
 #include "engine/memory_plan.h"
 #include "model/rope.h"
 #include "placement/placement_file.h"
@@ -177,8 +178,7 @@ Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup&
   job.engine.tree_budget = config.tree_budget;
   job.engine.max_top_logits = config.top_logits;
   job.engine.record_steps = config.dump_steps;
-  job.engine.exchange =
-      config.exchange == "alltoall" ? ExchangeKind::kAllToAll : ExchangeKind::kAllReduce;
+  job.engine.exchange = find_exchange(config.exchange).value_or(ExchangeKind::kAllReduce);
   const ModelConfig& model = job.source.target.config;
   require_input(config.memory_fraction == 0 || config.max_context == 0,
                 "give --max-context or --memory-fraction, not both");
@@ -312,6 +312,20 @@ LoadedJob load_job(const RunConfig& config, Job& job, ProcessGroup& group) {
   job.load.num_threads = backend.num_threads();
   job.load.round_to_bfloat16 =
       config.dtype == "bf16" || backend.activation_dtype() == DType::kBFloat16;
+  loaded.communicator = make_communicator(
+      {.name = config.communicator,
+       .backend = backend.name(),
+       .staging_bytes = step_sizes(job.source, job.engine).max_rows *
+                        job.source.target.config.hidden_size * dtype_bytes(DType::kFloat32)},
+      group);
+  if (config.exchange == "auto") {
+    const ExchangeChoice choice = choose_exchange(job.source, job.engine, job.load,
+                                                  {*loaded.backend, *loaded.communicator}, group);
+    job.engine.exchange = choice.kind;
+    if (group.rank() == 0) {
+      spdlog::info("{}", exchange_table(choice));
+    }
+  }
   if (config.memory_fraction > 0) {
     job.engine.max_context = context_for_memory(
         {.source = job.source, .options = job.engine, .load = job.load},
@@ -320,12 +334,6 @@ LoadedJob load_job(const RunConfig& config, Job& job, ProcessGroup& group) {
     spdlog::info("context of {} tokens for {} sequences", job.engine.max_context,
                  job.engine.batch_size);
   }
-  loaded.communicator = make_communicator(
-      {.name = config.communicator,
-       .backend = backend.name(),
-       .staging_bytes = step_sizes(job.source, job.engine).max_rows *
-                        job.source.target.config.hidden_size * dtype_bytes(DType::kFloat32)},
-      group);
   run_together(group, [&] {
     loaded.model.emplace(job.source, job.engine, job.load, group, *loaded.backend);
   });
@@ -336,7 +344,7 @@ RunFacts job_facts(const Job& job, const LoadedJob& loaded, ProcessGroup& group)
   const Backend& backend = *loaded.backend;
   return {.backend = backend.name(),
           .communicator = loaded.communicator->name(),
-          .exchange = job.engine.exchange == ExchangeKind::kAllToAll ? "alltoall" : "allreduce",
+          .exchange = exchange_name(job.engine.exchange),
           .mode = job.mode,
           .weights = job.weights,
           .dtype = backend.activation_dtype() == DType::kBFloat16 ? "bf16" : "fp32",

@@ -117,8 +117,7 @@ PlanJob make_job(const PlanOptions& options) {
                                       : Mode::kTree;
   engine.tree_budget = options.tree_budget;
   engine.batch_size = options.batch_size;
-  engine.exchange =
-      options.exchange == "alltoall" ? ExchangeKind::kAllToAll : ExchangeKind::kAllReduce;
+  engine.exchange = find_exchange(options.exchange).value_or(ExchangeKind::kAllReduce);
   engine.placement = std::make_shared<const ExpertPlacement>(
       make_placement(options.placement, target, job.run.num_ranks));
   set_context(options, job);
@@ -144,7 +143,7 @@ Json plan_json(const PlanOptions& options, const PlanJob& job, const RunPlan& pl
       {"backend", options.backend},
       {"dtype", job.dtype},
       {"mode", job.mode},
-      {"exchange", options.exchange == "alltoall" ? "alltoall" : "allreduce"},
+      {"exchange", exchange_name(job.run.engine.exchange)},
       {"placement", options.placement.policy},
       {"batch_size", options.batch_size},
       {"tree_nodes", step_sizes(job.source, job.run.engine).max_nodes},
@@ -221,8 +220,7 @@ std::string plan_text(const PlanOptions& options, const PlanJob& job, const RunP
       "context of {} tokens\n\n",
       job.model, static_cast<double>(plan.num_parameters) / 1e9, options.ranks,
       options.ranks == 1 ? "" : "s", options.backend, job.dtype, job.mode,
-      options.exchange == "alltoall" ? "alltoall" : "allreduce", options.batch_size,
-      plan.max_context);
+      exchange_name(job.run.engine.exchange), options.batch_size, plan.max_context);
   const std::vector<AlikeRanks> groups = alike_ranks(plan);
   const auto line = [&](const std::string& what, const auto& value_of) {
     std::vector<std::string> values;

@@ -63,7 +63,7 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
              "As of generate; auto: tree where there is a drafter");
   add_count(app, "--tree-budget", options.tree_budget, CLI::Range(std::int64_t{1}, kMaxTreeBudget),
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
-  add_choice(app, "--exchange", options.exchange, {"auto", "allreduce", "alltoall"},
+  add_choice(app, "--exchange", options.exchange, {"auto", "allreduce", "allgather", "alltoall"},
              "How tokens reach their experts; auto: allreduce");
   add_placement_options(app, options.placement);
   add_path(app, "--write-placement", options.write_placement,

@@ -33,8 +33,9 @@ void add_backend_options(CLI::App& app, RunConfig& config) {
              "Where tensors are computed; auto: a GPU where there is one");
   add_choice(app, "--communicator", config.communicator, {"auto", "self", "mpi", "nccl"},
              "How ranks exchange tensors; self: a single rank");
-  add_choice(app, "--exchange", config.exchange, {"auto", "allreduce", "alltoall"},
-             "How tokens reach their experts; auto: allreduce");
+  add_choice(
+      app, "--exchange", config.exchange, {"auto", "allreduce", "allgather", "alltoall"},
+      "How tokens reach their experts; auto measures them at the start, for this model and batch");
   add_placement_options(app, config.placement);
   add_choice(app, "--dtype", config.dtype, {"auto", "fp32", "bf16"},
              "fp32: exact; bf16: FP32 matrices rounded, on GPUs activations as well; auto: fp32 on "

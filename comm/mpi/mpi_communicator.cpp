@@ -71,6 +71,31 @@ void MpiCommunicator::fill_layout(Layout& layout, std::span<const std::int64_t> 
   layout.total = mpi_count(total);
 }
 
+// sum = of the parts of `values` that the ranks have for this one, cut as sent_ says, in rank
+// order.
+void MpiCommunicator::sum_own_part(const float* values, float* sum) {
+  const auto ranks = static_cast<std::size_t>(world_size_);
+  const int own = sent_.counts[static_cast<std::size_t>(rank_)];
+  received_.counts.assign(ranks, own);
+  received_.displacements.resize(ranks);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    received_.displacements[rank] = mpi_count(static_cast<std::int64_t>(rank) * own);
+  }
+  const auto size = static_cast<std::size_t>(own);
+  parts_.resize(std::max(parts_.size(), size * ranks));
+  check_mpi(MPI_Alltoallv(values, sent_.counts.data(), sent_.displacements.data(), MPI_FLOAT,
+                          parts_.data(), received_.counts.data(), received_.displacements.data(),
+                          MPI_FLOAT, comm_),
+            "MPI_Alltoallv");
+  std::copy_n(parts_.begin(), size, sum);
+  for (std::size_t rank = 1; rank < ranks; ++rank) {
+    const float* part = parts_.data() + rank * size;
+    for (std::size_t i = 0; i < size; ++i) {
+      sum[i] += part[i];
+    }
+  }
+}
+
 // MPI_Allreduce may choose its order of addition by the message size. Here each rank sums one part
 // of x in rank order and the parts are gathered again, so an element's bits depend on the ranks'
 // values alone.
@@ -80,32 +105,14 @@ void MpiCommunicator::all_reduce_sum(TensorView x, Stream /*stream*/, Collective
   float* values = x.data<float>();
   const std::int64_t count = x.num_elements();
   const auto ranks = static_cast<std::size_t>(world_size_);
-  received_.counts.assign(ranks, 0);
-  received_.displacements.assign(ranks, 0);
   sent_.counts.resize(ranks);
   sent_.displacements.resize(ranks);
-  const Range own = partition(count, world_size_, rank_);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const Range part = partition(count, world_size_, static_cast<std::int64_t>(rank));
     sent_.counts[rank] = mpi_count(part.size());
     sent_.displacements[rank] = mpi_count(part.begin);
-    received_.counts[rank] = mpi_count(own.size());
-    received_.displacements[rank] = mpi_count(static_cast<std::int64_t>(rank) * own.size());
   }
-  parts_.resize(std::max(parts_.size(), static_cast<std::size_t>(own.size()) * ranks));
-  check_mpi(MPI_Alltoallv(values, sent_.counts.data(), sent_.displacements.data(), MPI_FLOAT,
-                          parts_.data(), received_.counts.data(), received_.displacements.data(),
-                          MPI_FLOAT, comm_),
-            "MPI_Alltoallv");
-  float* sum = values + own.begin;
-  const auto size = static_cast<std::size_t>(own.size());
-  std::copy_n(parts_.begin(), size, sum);
-  for (std::size_t rank = 1; rank < ranks; ++rank) {
-    const float* part = parts_.data() + rank * size;
-    for (std::size_t i = 0; i < size; ++i) {
-      sum[i] += part[i];
-    }
-  }
+  sum_own_part(values, values + partition(count, world_size_, rank_).begin);
   check_mpi(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, values, sent_.counts.data(),
                            sent_.displacements.data(), MPI_FLOAT, comm_),
             "MPI_Allgatherv");
@@ -145,6 +152,18 @@ void MpiCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
       MPI_Allgatherv(sent, mpi_count(part.bytes()), MPI_BYTE, whole.raw(), received_.counts.data(),
                      received_.displacements.data(), MPI_BYTE, comm_),
       "MPI_Allgatherv");
+}
+
+void MpiCommunicator::reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                                          std::span<const std::int64_t> rows, Stream /*stream*/,
+                                          CollectiveLabel label) {
+  check(whole.contiguous() && own.contiguous() && row_bytes(whole) == row_bytes(own),
+        "reduce_scatter_rows: rows of {} and {} bytes", row_bytes(whole), row_bytes(own));
+  fill_layout(sent_, rows, whole.shape().row_elements());
+  check(sent_.total == whole.num_elements() && rows[static_cast<std::size_t>(rank_)] == own.size(0),
+        "reduce_scatter_rows: counts do not match the tensors");
+  const CollectiveWatch::Scope scope(*watch_, "reduce_scatter_rows", label, ranks_);
+  sum_own_part(whole.data<float>(), own.data<float>());
 }
 
 void MpiCommunicator::all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts,

@@ -30,6 +30,9 @@ class MpiCommunicator final : public Communicator {
                   CollectiveLabel label) override;
   void all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
                        Stream stream, CollectiveLabel label) override;
+  void reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                           std::span<const std::int64_t> rows, Stream stream,
+                           CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
   std::unique_ptr<Communicator> split(int part) override;
@@ -47,6 +50,8 @@ class MpiCommunicator final : public Communicator {
     int total = 0;
   };
   void fill_layout(Layout& layout, std::span<const std::int64_t> rows, std::int64_t row_bytes);
+
+  void sum_own_part(const float* values, float* sum);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;

@@ -316,6 +316,43 @@ void NcclCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
   copy_on_device(own_block, part.raw(), part.bytes(), call.stream());
 }
 
+// Each rank's rows are reduced to it; together they start as one.
+void NcclCommunicator::reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                                           std::span<const std::int64_t> rows, Stream stream,
+                                           CollectiveLabel label) {
+  const std::int64_t width = row_bytes(whole);
+  const bool narrow = whole.dtype() == DType::kBFloat16;
+  check(whole.contiguous() && own.contiguous() && row_bytes(own) == width &&
+            whole.dtype() == own.dtype() && (narrow || whole.dtype() == DType::kFloat32),
+        "reduce_scatter_rows: rows of {} and {} bytes, {} and {}", width, row_bytes(own),
+        dtype_name(whole.dtype()), dtype_name(own.dtype()));
+  std::int64_t total = 0;
+  for (const std::int64_t count : rows) {
+    total += count;
+  }
+  check(static_cast<int>(rows.size()) == world_size_ && rows[size_of(rank_)] == own.size(0) &&
+            total == whole.size(0),
+        "reduce_scatter_rows: {} counts of {} rows for {} ranks and {} rows", rows.size(), total,
+        world_size_, whole.size(0));
+  const Call call(*this, "reduce_scatter_rows", stream, label);
+  if (total * width == 0) {
+    return;
+  }
+  Group group;
+  const auto* source = static_cast<const std::byte*>(whole.raw());
+  const std::int64_t row_elements = width / dtype_bytes(whole.dtype());
+  for (int root = 0; root < world_size_; ++root) {
+    const std::int64_t count = rows[size_of(root)] * row_elements;
+    if (count > 0) {
+      check_nccl(ncclReduce(source, own.raw(), size_of(count), narrow ? ncclBfloat16 : ncclFloat32,
+                            ncclSum, root, comm_, call.stream()),
+                 "ncclReduce", comm_);
+    }
+    source += count * dtype_bytes(whole.dtype());
+  }
+  group.finish();
+}
+
 void NcclCommunicator::all_to_all(ConstTensorView sent, TensorView received,
                                   const RowCounts& counts, Stream stream, CollectiveLabel label) {
   const std::int64_t width = row_bytes(sent);

@@ -36,6 +36,14 @@ void SelfCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
   copy_all(part, whole);
 }
 
+void SelfCommunicator::reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                                           std::span<const std::int64_t> rows, Stream /*stream*/,
+                                           CollectiveLabel /*label*/) {
+  check(rows.size() == 1 && rows[0] == own.size(0),
+        "reduce_scatter_rows of one rank: wrong counts");
+  copy_all(whole, own);
+}
+
 void SelfCommunicator::all_to_all(ConstTensorView sent, TensorView received,
                                   const RowCounts& counts, Stream /*stream*/,
                                   CollectiveLabel /*label*/) {

@@ -16,6 +16,9 @@ class SelfCommunicator final : public Communicator {
                   CollectiveLabel label) override;
   void all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
                        Stream stream, CollectiveLabel label) override;
+  void reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                           std::span<const std::int64_t> rows, Stream stream,
+                           CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
   std::unique_ptr<Communicator> split(int part) override;

@@ -38,6 +38,14 @@ void DeviceSelfCommunicator::all_gather_rows(ConstTensorView part, TensorView wh
   copy_all(part, whole, stream);
 }
 
+void DeviceSelfCommunicator::reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                                                 std::span<const std::int64_t> rows, Stream stream,
+                                                 CollectiveLabel /*label*/) {
+  check(rows.size() == 1 && rows[0] == own.size(0),
+        "reduce_scatter_rows of one rank: wrong counts");
+  copy_all(whole, own, stream);
+}
+
 void DeviceSelfCommunicator::all_to_all(ConstTensorView sent, TensorView received,
                                         const RowCounts& counts, Stream stream,
                                         CollectiveLabel /*label*/) {

@@ -90,6 +90,14 @@ void StagedCommunicator::deliver(void* device, const void* host, std::int64_t by
   check_cuda(cudaEventRecord(passage_->delivered, stream), "cudaEventRecord");
 }
 
+// passage_->widened = these bfloat16 values.
+void StagedCommunicator::widen(const std::byte* values, std::int64_t count) {
+  const auto* narrow = reinterpret_cast<const BFloat16*>(values);
+  passage_->widened.resize(static_cast<std::size_t>(count));
+  std::transform(narrow, narrow + count, passage_->widened.begin(),
+                 [](BFloat16 value) { return value.to_float(); });
+}
+
 void StagedCommunicator::all_reduce_sum(TensorView x, Stream stream, CollectiveLabel label) {
   require_contiguous(x, "all_reduce_sum");
   const bool narrow = x.dtype() == DType::kBFloat16;
@@ -98,14 +106,10 @@ void StagedCommunicator::all_reduce_sum(TensorView x, Stream stream, CollectiveL
   std::byte* host = passage_->sent.reserve(x.bytes());
   fetch(host, x, cuda_stream(stream));
   if (narrow) {
-    const auto count = static_cast<std::size_t>(x.num_elements());
-    const std::span<BFloat16> values(reinterpret_cast<BFloat16*>(host), count);
-    passage_->widened.resize(count);
-    std::transform(values.begin(), values.end(), passage_->widened.begin(),
-                   [](BFloat16 value) { return value.to_float(); });
+    widen(host, x.num_elements());
     mpi_->all_reduce_sum({passage_->widened.data(), DType::kFloat32, x.shape()}, {}, label);
-    std::transform(passage_->widened.begin(), passage_->widened.end(), values.begin(),
-                   BFloat16::from_float);
+    std::transform(passage_->widened.begin(), passage_->widened.end(),
+                   reinterpret_cast<BFloat16*>(host), BFloat16::from_float);
   } else {
     mpi_->all_reduce_sum({host, DType::kFloat32, x.shape()}, {}, label);
   }
@@ -152,6 +156,34 @@ void StagedCommunicator::all_gather_rows(ConstTensorView part, TensorView whole,
   mpi_->all_gather_rows({sent, part.dtype(), part.shape()},
                         {received, whole.dtype(), whole.shape()}, rows, {}, label);
   deliver(whole.raw(), received, whole.bytes(), cuda_stream(stream));
+}
+
+void StagedCommunicator::reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                                             std::span<const std::int64_t> rows, Stream stream,
+                                             CollectiveLabel label) {
+  require_contiguous(whole, "reduce_scatter_rows");
+  require_contiguous(own, "reduce_scatter_rows");
+  const bool narrow = whole.dtype() == DType::kBFloat16;
+  check(whole.dtype() == own.dtype() && (narrow || whole.dtype() == DType::kFloat32),
+        "reduce_scatter_rows of {} into {}", dtype_name(whole.dtype()), dtype_name(own.dtype()));
+  begin(cuda_stream(stream));
+  std::byte* sent = passage_->sent.reserve(whole.bytes());
+  const std::int64_t float_bytes = own.num_elements() * dtype_bytes(DType::kFloat32);
+  std::byte* received = passage_->received.reserve(float_bytes);
+  fetch(sent, whole, cuda_stream(stream));
+  const TensorView sum(received, DType::kFloat32, own.shape());
+  if (narrow) {
+    widen(sent, whole.num_elements());
+    mpi_->reduce_scatter_rows({passage_->widened.data(), DType::kFloat32, whole.shape()}, sum, rows,
+                              {}, label);
+    const float* sums = sum.data<float>();
+    auto* rounded = reinterpret_cast<BFloat16*>(passage_->sent.reserve(own.bytes()));
+    std::transform(sums, sums + own.num_elements(), rounded, BFloat16::from_float);
+    deliver(own.raw(), rounded, own.bytes(), cuda_stream(stream));
+  } else {
+    mpi_->reduce_scatter_rows({sent, DType::kFloat32, whole.shape()}, sum, rows, {}, label);
+    deliver(own.raw(), received, own.bytes(), cuda_stream(stream));
+  }
 }
 
 void StagedCommunicator::all_to_all(ConstTensorView sent, TensorView received,

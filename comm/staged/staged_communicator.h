@@ -34,6 +34,9 @@ class StagedCommunicator final : public Communicator {
                   CollectiveLabel label) override;
   void all_gather_rows(ConstTensorView part, TensorView whole, std::span<const std::int64_t> rows,
                        Stream stream, CollectiveLabel label) override;
+  void reduce_scatter_rows(ConstTensorView whole, TensorView own,
+                           std::span<const std::int64_t> rows, Stream stream,
+                           CollectiveLabel label) override;
   void all_to_all(ConstTensorView sent, TensorView received, const RowCounts& counts, Stream stream,
                   CollectiveLabel label) override;
   std::unique_ptr<Communicator> split(int part) override;
@@ -53,7 +56,7 @@ class StagedCommunicator final : public Communicator {
     ~Passage();
     Staging sent;
     Staging received;
-    std::vector<float> widened;  // all_reduce_sum of bfloat16
+    std::vector<float> widened;  // bfloat16 values that are summed
     cudaEvent_t delivered = nullptr;
   };
   StagedCommunicator(std::unique_ptr<MpiCommunicator> mpi, std::shared_ptr<Passage> passage);
@@ -64,6 +67,8 @@ class StagedCommunicator final : public Communicator {
   void fetch(void* host, const ConstTensorView& device, cudaStream_t stream);
   // Sends the host's bytes to the device in stream order.
   void deliver(void* device, const void* host, std::int64_t bytes, cudaStream_t stream);
+
+  void widen(const std::byte* values, std::int64_t count);
 
   std::unique_ptr<MpiCommunicator> mpi_;
   std::shared_ptr<Passage> passage_;

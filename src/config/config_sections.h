@@ -27,9 +27,9 @@ inline constexpr std::int64_t kMaxGroupSize = std::int64_t{1} << 20;
 inline constexpr std::int64_t kGroupMultiple = 8;
 
 // Bounds that keep every product of two sizes and an element size far inside 64 bits.
-inline constexpr IntegerBounds kWidth{.low = 1, .high = 1 << 24};
-inline constexpr IntegerBounds kHeads{.low = 1, .high = 1 << 16};
-inline constexpr IntegerBounds kLayers{.low = 1, .high = 1024};
-inline constexpr IntegerBounds kTokens{.low = 1, .high = (std::int64_t{1} << 31) - 1};
+inline constexpr IntegerBounds kWidthBounds{.low = 1, .high = 1 << 24};
+inline constexpr IntegerBounds kHeadsBounds{.low = 1, .high = 1 << 16};
+inline constexpr IntegerBounds kLayersBounds{.low = 1, .high = 1024};
+inline constexpr IntegerBounds kTokensBounds{.low = 1, .high = (std::int64_t{1} << 31) - 1};
 
 }  // namespace kdtree

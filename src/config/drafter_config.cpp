@@ -92,11 +92,11 @@ std::vector<std::int64_t> default_target_layer_ids(std::int64_t num_target_layer
 }
 
 void read_taps(const ConfigReader& config, const ConfigReader& dflash, DrafterConfig& drafter) {
-  const IntegerBounds bounds{.low = 0, .high = kLayers.high};
+  const IntegerBounds bounds{.low = 0, .high = kLayersBounds.high};
   drafter.target_layer_ids = dflash.integers_or_empty("target_layer_ids", bounds, false);
   const bool given = dflash.find("target_layer_ids") != nullptr;
   if (!given) {
-    const std::int64_t layers = config.integer("num_target_layers", kLayers);
+    const std::int64_t layers = config.integer("num_target_layers", kLayersBounds);
     config.require(drafter.num_hidden_layers == 1 || layers >= 4, "num_target_layers",
                    "an integer of at least 4, or dflash_config.target_layer_ids");
     drafter.target_layer_ids = default_target_layer_ids(layers, drafter.num_hidden_layers);
@@ -130,9 +130,9 @@ void read_dflash(const ConfigReader& config, DrafterConfig& drafter) {
 }
 
 void read_heads(const ConfigReader& config, DrafterConfig& drafter) {
-  drafter.num_attention_heads = config.integer("num_attention_heads", kHeads);
+  drafter.num_attention_heads = config.integer("num_attention_heads", kHeadsBounds);
   drafter.num_key_value_heads =
-      config.integer_or("num_key_value_heads", drafter.num_attention_heads, kHeads);
+      config.integer_or("num_key_value_heads", drafter.num_attention_heads, kHeadsBounds);
   config.require(drafter.num_attention_heads % drafter.num_key_value_heads == 0,
                  "num_key_value_heads",
                  fmt::format("a divisor of num_attention_heads {}", drafter.num_attention_heads));
@@ -150,15 +150,15 @@ DrafterConfig parse_drafter_config(const nlohmann::json& json, const std::string
   refuse_unsupported(config);
 
   DrafterConfig drafter;
-  drafter.vocab_size = config.integer("vocab_size", kTokens);
-  drafter.hidden_size = config.integer("hidden_size", kWidth);
-  drafter.intermediate_size = config.integer("intermediate_size", kWidth);
-  drafter.num_hidden_layers = config.integer("num_hidden_layers", kLayers);
+  drafter.vocab_size = config.integer("vocab_size", kTokensBounds);
+  drafter.hidden_size = config.integer("hidden_size", kWidthBounds);
+  drafter.intermediate_size = config.integer("intermediate_size", kWidthBounds);
+  drafter.num_hidden_layers = config.integer("num_hidden_layers", kLayersBounds);
   drafter.rms_norm_eps =
       config.number_or("rms_norm_eps", drafter.rms_norm_eps, {.low = 0, .high = 1});
   read_heads(config, drafter);
   read_dflash(config, drafter);
-  drafter.rope = read_rope(config, config.integer_or("max_position_embeddings", 0, kTokens));
+  drafter.rope = read_rope(config, config.integer_or("max_position_embeddings", 0, kTokensBounds));
   drafter.quantization = read_quantization(config).int4;
   return drafter;
 }

@@ -38,13 +38,13 @@ std::string read_architecture(const ConfigReader& config, std::string_view absen
 }
 
 void read_attention(const ConfigReader& config, ModelConfig& model) {
-  model.num_attention_heads = config.integer("num_attention_heads", kHeads);
-  config.require(config.integer_or("num_key_value_heads", model.num_attention_heads, kHeads) ==
-                     model.num_attention_heads,
+  model.num_attention_heads = config.integer("num_attention_heads", kHeadsBounds);
+  config.require(config.integer_or("num_key_value_heads", model.num_attention_heads,
+                                   kHeadsBounds) == model.num_attention_heads,
                  "num_key_value_heads",
                  fmt::format("{}, as num_attention_heads", model.num_attention_heads));
-  model.q_lora_rank = config.integer_or("q_lora_rank", 0, {.low = 0, .high = kWidth.high});
-  model.kv_lora_rank = config.integer("kv_lora_rank", kWidth);
+  model.q_lora_rank = config.integer_or("q_lora_rank", 0, {.low = 0, .high = kWidthBounds.high});
+  model.kv_lora_rank = config.integer("kv_lora_rank", kWidthBounds);
   model.qk_nope_head_dim = config.integer("qk_nope_head_dim", kHeadDim);
   model.qk_rope_head_dim = config.integer("qk_rope_head_dim", kHeadDim);
   config.require(model.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim", "an even integer");
@@ -79,8 +79,8 @@ void read_experts(const ConfigReader& config, ModelConfig& model) {
   model.n_routed_experts =
       config.integer_or("n_routed_experts", 0, {.low = 0, .high = kExperts.high});
   model.first_k_dense_replace =
-      config.integer_or("first_k_dense_replace", 0, {.low = 0, .high = kLayers.high});
-  model.moe_layer_freq = config.integer_or("moe_layer_freq", 1, kLayers);
+      config.integer_or("first_k_dense_replace", 0, {.low = 0, .high = kLayersBounds.high});
+  model.moe_layer_freq = config.integer_or("moe_layer_freq", 1, kLayersBounds);
   model.n_shared_experts = config.integer_or("n_shared_experts", 0, {.low = 0, .high = 1024});
   if (model.n_routed_experts == 0) {
     config.require(model.first_k_dense_replace >= model.num_hidden_layers, "n_routed_experts",
@@ -89,7 +89,7 @@ void read_experts(const ConfigReader& config, ModelConfig& model) {
                                model.first_k_dense_replace));
     return;
   }
-  model.moe_intermediate_size = config.integer("moe_intermediate_size", kWidth);
+  model.moe_intermediate_size = config.integer("moe_intermediate_size", kWidthBounds);
   read_router(config, model);
 }
 
@@ -114,11 +114,11 @@ ModelConfig read_model(const ConfigReader& top, const ConfigReader& config,
   model.architecture = architecture;
   config.text_or("model_type", "", {"deepseek_v3", "kimi_k2", "kimi_k25", "deepseek_v2"});
   config.text_or("hidden_act", "silu", {"silu"});
-  model.vocab_size = config.integer("vocab_size", kTokens);
-  model.hidden_size = config.integer("hidden_size", kWidth);
-  model.intermediate_size = config.integer("intermediate_size", kWidth);
-  model.num_hidden_layers = config.integer("num_hidden_layers", kLayers);
-  model.max_position_embeddings = config.integer_or("max_position_embeddings", 0, kTokens);
+  model.vocab_size = config.integer("vocab_size", kTokensBounds);
+  model.hidden_size = config.integer("hidden_size", kWidthBounds);
+  model.intermediate_size = config.integer("intermediate_size", kWidthBounds);
+  model.num_hidden_layers = config.integer("num_hidden_layers", kLayersBounds);
+  model.max_position_embeddings = config.integer_or("max_position_embeddings", 0, kTokensBounds);
   model.rms_norm_eps = config.number_or("rms_norm_eps", model.rms_norm_eps, {.low = 0, .high = 1});
   read_attention(config, model);
   read_experts(config, model);

@@ -1,5 +1,6 @@
 #include "model/expert_exchange.h"
 
+#include "model/all_gather_exchange.h"
 #include "model/all_reduce_exchange.h"
 #include "model/all_to_all_exchange.h"
 
@@ -10,21 +11,55 @@ std::int64_t experts_workspace_bytes(const MemoryTraits& traits, const ExchangeS
                                         sizes.hidden_size, sizes.moe_intermediate_size);
 }
 
+const char* exchange_name(ExchangeKind kind) {
+  switch (kind) {
+    case ExchangeKind::kAllReduce:
+      return "allreduce";
+    case ExchangeKind::kAllGather:
+      return "allgather";
+    case ExchangeKind::kAllToAll:
+      return "alltoall";
+  }
+  check(false, "unknown exchange");
+  return "";
+}
+
+std::optional<ExchangeKind> find_exchange(std::string_view name) {
+  for (const ExchangeKind kind : kExchangeKinds) {
+    if (name == exchange_name(kind)) {
+      return kind;
+    }
+  }
+  return std::nullopt;
+}
+
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
                                                      const ExchangeSizes& sizes,
                                                      Communicator& communicator) {
-  if (kind == ExchangeKind::kAllReduce) {
-    return std::make_unique<AllReduceExchange>(backend, sizes);
+  switch (kind) {
+    case ExchangeKind::kAllReduce:
+      return std::make_unique<AllReduceExchange>(backend, sizes);
+    case ExchangeKind::kAllGather:
+      return std::make_unique<AllGatherExchange>(backend, sizes, communicator);
+    case ExchangeKind::kAllToAll:
+      return std::make_unique<AllToAllExchange>(backend, sizes, communicator);
   }
-  return std::make_unique<AllToAllExchange>(backend, sizes, communicator);
+  check(false, "unknown exchange");
+  return nullptr;
 }
 
 std::int64_t exchange_bytes(ExchangeKind kind, const MemoryTraits& traits,
                             const ExchangeSizes& sizes, int world_size) {
-  if (kind == ExchangeKind::kAllReduce) {
-    return AllReduceExchange::bytes(traits, sizes);
+  switch (kind) {
+    case ExchangeKind::kAllReduce:
+      return AllReduceExchange::bytes(traits, sizes);
+    case ExchangeKind::kAllGather:
+      return AllGatherExchange::bytes(traits, sizes, world_size);
+    case ExchangeKind::kAllToAll:
+      return AllToAllExchange::bytes(traits, sizes, world_size);
   }
-  return AllToAllExchange::bytes(traits, sizes, world_size);
+  check(false, "unknown exchange");
+  return 0;
 }
 
 }  // namespace kdtree

@@ -2,20 +2,28 @@
 //
 //   allreduce  Activations are replicated: every rank computes the share of its experts (and of its
 //              part of the shared experts) for all rows; one all-reduce combines.
+//   allgather  Every rank computes as above for all rows; the sum of a row is formed on the rank
+//   that
+//              owns it (reduce-scatter) and gathered from there. As many bytes as an all-reduce, in
+//              two collectives.
 //   alltoall   Rows are divided over the ranks. The owner of a row sends it once to each rank that
 //              holds one of its experts (dispatch) and adds what comes back (combine), in rank
 //              order; it computes the shared experts of its rows itself, whole; an all-gather then
 //              gives every rank all rows.
 //
-// In both a row's result does not depend on the other rows: experts are added in the router's order
-// within a rank, ranks in rank order, and which replica of an expert a row takes follows from the
-// row's own experts (kernels/replica_choice.h). What an expert gives for a row has the same bits on
-// every rank; which of them are added on one rank before ranks are added follows the placement.
+// In all of them a row's result does not depend on the other rows: experts are added in the
+// router's order within a rank, ranks in rank order, and which replica of an expert a row takes
+// follows from the row's own experts (kernels/replica_choice.h). What an expert gives for a row has
+// the same bits on every rank; which of them are added on one rank before ranks are added follows
+// the placement.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/device_tensor.h"
@@ -69,7 +77,14 @@ class ExpertExchange {
                        const LayerExperts& experts, const TensorView& y) = 0;
 };
 
-enum class ExchangeKind : std::uint8_t { kAllReduce, kAllToAll };
+enum class ExchangeKind : std::uint8_t { kAllReduce, kAllGather, kAllToAll };
+
+inline constexpr std::array kExchangeKinds = {ExchangeKind::kAllReduce, ExchangeKind::kAllGather,
+                                              ExchangeKind::kAllToAll};
+// As on the command line: "allreduce", "allgather", "alltoall".
+const char* exchange_name(ExchangeKind kind);
+// The one of that name; nothing for another word, such as "auto".
+std::optional<ExchangeKind> find_exchange(std::string_view name);
 
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
                                                      const ExchangeSizes& sizes,

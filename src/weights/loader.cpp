@@ -385,7 +385,7 @@ LoadPlan plan_drafter(const DrafterCheckpoint& checkpoint, const LoadOptions& op
 WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
                         const LoadOptions& options, Backend& backend) {
   return carry_out(plan_target(checkpoint, placement, options), options, backend,
-                   "loading the target");
+                   options.progress_label.empty() ? "loading the target" : options.progress_label);
 }
 
 LoadStatistics move_experts(const TargetCheckpoint& checkpoint, const ExpertMove& move,

@@ -100,11 +100,8 @@ std::string config_path(const std::string& path) {
   return file;
 }
 
-TargetCheckpoint make_target(const std::string& path, std::uint64_t seed, bool with_float8) {
-  TargetCheckpoint checkpoint;
-  checkpoint.origin = config_path(path);
-  checkpoint.config_json = read_json_file(checkpoint.origin);
-  checkpoint.config = parse_model_config(checkpoint.config_json, checkpoint.origin);
+// The tensors that a checkpoint of checkpoint.config stores.
+TensorTable target_table(const TargetCheckpoint& checkpoint, std::uint64_t seed, bool with_float8) {
   RandomTable table(seed, checkpoint.origin);
   for (const TensorSpec& spec : target_tensor_specs(checkpoint.config)) {
     // Published fp8 checkpoints keep embedding and head in bf16.
@@ -116,7 +113,15 @@ TargetCheckpoint make_target(const std::string& path, std::uint64_t seed, bool w
       table.add(spec, checkpoint.config.quantization);
     }
   }
-  checkpoint.tensors = table.take();
+  return table.take();
+}
+
+TargetCheckpoint make_target(const std::string& path, std::uint64_t seed, bool with_float8) {
+  TargetCheckpoint checkpoint;
+  checkpoint.origin = config_path(path);
+  checkpoint.config_json = read_json_file(checkpoint.origin);
+  checkpoint.config = parse_model_config(checkpoint.config_json, checkpoint.origin);
+  checkpoint.tensors = target_table(checkpoint, seed, with_float8);
   return checkpoint;
 }
 
@@ -124,6 +129,14 @@ TargetCheckpoint make_target(const std::string& path, std::uint64_t seed, bool w
 
 TargetCheckpoint random_target(const std::string& path, std::uint64_t seed) {
   return make_target(path, seed, /*with_float8=*/false);
+}
+
+TargetCheckpoint random_target(const ModelConfig& config, std::uint64_t seed) {
+  TargetCheckpoint checkpoint;
+  checkpoint.origin = "random weights";
+  checkpoint.config = config;
+  checkpoint.tensors = target_table(checkpoint, seed, /*with_float8=*/false);
+  return checkpoint;
 }
 
 TargetCheckpoint planned_target(const std::string& path) {

@@ -15,6 +15,7 @@ namespace kdtree {
 // variance 1 / columns (embeddings 1), routed experts of a quantised config packed INT4 with bf16
 // scales, norms 1, the router's correction bias within 0.01 of 0. InputError as open_target.
 TargetCheckpoint random_target(const std::string& path, std::uint64_t seed);
+TargetCheckpoint random_target(const ModelConfig& config, std::uint64_t seed);
 DrafterCheckpoint random_drafter(const std::string& path, std::uint64_t seed);
 
 // For plans alone, nothing can be loaded from it: the tensors that a checkpoint of this config

@@ -49,6 +49,7 @@ struct LoadOptions {
   // Bytes of a piece on its way to the device, at least 4 * group_size; max_staging_bytes()
   // follows.
   std::int64_t piece_bytes = std::int64_t{4} << 20;
+  std::string progress_label = {};  // of load_target's progress; empty: "loading the target"
 };
 
 // Owns the device memory; views stay valid for its lifetime.

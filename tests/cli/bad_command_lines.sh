@@ -38,7 +38,7 @@ done <<'CASES'
 --weights best --weights: best not in {auto,original,quantized,int4,random}
 --backend tpu --backend: tpu not in {auto,cpu,cuda}
 --communicator smoke --communicator: smoke not in {auto,self,mpi,nccl}
---exchange none --exchange: none not in {auto,allreduce,alltoall}
+--exchange none --exchange: none not in {auto,allreduce,allgather,alltoall}
 --dtype fp8 --dtype: fp8 not in {auto,fp32,bf16}
 --output-format xml --output-format: xml not in {text,json}
 --log-level loud --log-level: loud not in {trace,debug,info,warn,error,off}

@@ -33,7 +33,7 @@ slots=$((experts + 2))
 by_load=(--placement balanced --expert-load "$loads")
 replicated=(--placement replicated --expert-slots "$slots" --expert-load "$loads")
 for ranks in 2 3; do
-  for exchange in allreduce alltoall; do
+  for exchange in allreduce allgather alltoall; do
     decodes $ranks "${all[@]}" --exchange $exchange --placement round-robin --batch-size 2 -- \
       "${golden[@]}"
     decodes $ranks "${all[@]}" --exchange $exchange "${by_load[@]}" \

@@ -89,7 +89,7 @@ done <<'CASES'
 --tree-budget 513 --tree-budget: Value 513 not in range 1 to 512
 --mode tree --mode tree needs a drafter: give --draft-config, or --mode plain
 --mode beam --mode: beam not in {auto,plain,chain,tree}
---exchange ring --exchange: ring not in {auto,allreduce,alltoall}
+--exchange ring --exchange: ring not in {auto,allreduce,allgather,alltoall}
 --backend tpu --backend: tpu not in {cuda,cpu}
 --dtype fp8 --dtype: fp8 not in {auto,fp32,bf16}
 --output-format xml --output-format: xml not in {text,json}

@@ -51,6 +51,7 @@ class GpuCollectives : public testing::TestWithParam<std::string> {
   void broadcast(std::int64_t rows, DType dtype, int root);
   void gather(std::int64_t rows, DType dtype, bool in_place);
   void gather_rows(const std::vector<std::int64_t>& rows, DType dtype, bool in_place = false);
+  void scatter_sums(const std::vector<std::int64_t>& rows, DType dtype);
   void exchange(const std::vector<std::int64_t>& rows_of_pair, DType dtype);
 
  private:
@@ -301,6 +302,57 @@ TEST_P(GpuCollectives, AllGatherRowsWithUnevenCounts) {
     large.push_back(kLargeRows / size() + (r == 0 ? 3 : -r));
   }
   gather_rows(large, DType::kFloat32);
+}
+
+// ---- reduce_scatter_rows
+
+// Small whole numbers: any order of addition is exact in both types.
+void GpuCollectives::scatter_sums(const std::vector<std::int64_t>& rows, DType dtype) {
+  std::int64_t total = 0;
+  std::int64_t first = 0;
+  for (int r = 0; r < size(); ++r) {
+    first += r < rank() ? rows[at(r)] : 0;
+    total += rows[at(r)];
+  }
+  const std::int64_t own = rows[at(rank())];
+  std::vector<float> values(at(total * kWidth));
+  std::vector<float> sums(at(own * kWidth));
+  for (int r = 0; r < size(); ++r) {
+    for (std::int64_t i = 0; i < total * kWidth; ++i) {
+      const auto value = static_cast<float>((i * 5 + r * 7) % 19 - 9);
+      if (r == rank()) {
+        values[at(i)] = value;
+      }
+      if (i >= first * kWidth && i < (first + own) * kWidth) {
+        sums[at(i - first * kWidth)] += value;
+      }
+    }
+  }
+  GpuCase test(communicator(), name_of("reduce_scatter_rows", dtype, total));
+  const TestTensor& whole = test.tensor(dtype, Shape{total, kWidth}, floats_as(values, dtype));
+  const TestTensor& part =
+      test.tensor(dtype, Shape{own, kWidth}, zeros(own * kWidth * dtype_bytes(dtype)));
+  test.expect(part, floats_as(sums, dtype));
+  test.expect(whole, floats_as(values, dtype));
+  test.run([&](Stream stream) {
+    communicator().reduce_scatter_rows(whole.view(), part.view(), rows, stream, kLabel);
+  });
+}
+
+TEST_P(GpuCollectives, ReduceScatterRowsWithUnevenCounts) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const std::int64_t unit : {0, 1, 37}) {
+      std::vector<std::int64_t> growing;
+      std::vector<std::int64_t> equal;
+      for (int r = 0; r < size(); ++r) {
+        growing.push_back(r * unit);  // rank 0 has none
+        equal.push_back(unit);
+      }
+      scatter_sums(growing, dtype);
+      scatter_sums(equal, dtype);
+    }
+  }
+  scatter_sums(std::vector<std::int64_t>(at(size()), kLargeRows / size()), DType::kBFloat16);
 }
 
 // ---- all_to_all

@@ -193,10 +193,13 @@ TEST_P(BitExactness, OtherAncestorsGiveOtherLogits) {
 INSTANTIATE_TEST_SUITE_P(Formats, BitExactness,
                          testing::Values(ExactParam{"f32", ExchangeKind::kAllReduce},
                                          ExactParam{"f32", ExchangeKind::kAllToAll},
+                                         ExactParam{"f32", ExchangeKind::kAllGather},
                                          ExactParam{"bf16", ExchangeKind::kAllReduce},
                                          ExactParam{"bf16", ExchangeKind::kAllToAll},
+                                         ExactParam{"bf16", ExchangeKind::kAllGather},
                                          ExactParam{"int4", ExchangeKind::kAllReduce},
-                                         ExactParam{"int4", ExchangeKind::kAllToAll}));
+                                         ExactParam{"int4", ExchangeKind::kAllToAll},
+                                         ExactParam{"int4", ExchangeKind::kAllGather}));
 
 }  // namespace
 

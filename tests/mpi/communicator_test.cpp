@@ -145,6 +145,37 @@ TEST(CommunicatorOps, GatheredBlocksComeInRankOrder) {
   }
 }
 
+// Rank r has (r * 2 + 3) % 4 rows: 3, 1, 3, 1, so also uneven parts; with `none`, rank 0 has none.
+std::vector<std::int64_t> uneven_rows(bool none) {
+  std::vector<std::int64_t> rows;
+  for (int rank = 0; rank < world().size(); ++rank) {
+    rows.push_back(none && rank == 0 ? 0 : (rank * 2 + 3) % 4);
+  }
+  return rows;
+}
+
+TEST(CommunicatorOps, ScatteredSumsHaveTheBitsOfTheSumOfAll) {
+  for (const bool none : {false, true}) {
+    for (const std::int64_t width : {1, 5, 1000}) {
+      const std::vector<std::int64_t> rows = uneven_rows(none);
+      const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+      const std::int64_t before =
+          std::accumulate(rows.begin(), rows.begin() + world().rank(), std::int64_t{0});
+      const std::int64_t own = rows[static_cast<std::size_t>(world().rank())];
+      Floats whole = values_of(world().rank(), total * width);
+      const Floats untouched = whole;
+      Floats part(static_cast<std::size_t>(own * width), -1.0F);
+      world().communicator.reduce_scatter_rows(view_of(whole, Shape{total, width}),
+                                               view_of(part, Shape{own, width}), rows, stream(),
+                                               {});
+      const Floats sum = sum_in_rank_order(total * width);
+      const Floats want(sum.begin() + before * width, sum.begin() + (before + own) * width);
+      EXPECT_TRUE(same_bits(part, want)) << none << " " << width;
+      EXPECT_TRUE(same_bits(whole, untouched)) << none << " " << width;
+    }
+  }
+}
+
 // Rows of rank `from` for rank `to`: uneven, and none for some pairs.
 std::int64_t rows_between(int from, int to) {
   return (from * 3 + to * 2 + 1) % 4;

@@ -50,7 +50,7 @@ TEST(MemoryPlan, IsWhatModelAndEngineAllocate) {
       if (mode != Mode::kPlain && !source.drafter) {
         continue;
       }
-      for (const ExchangeKind exchange : {ExchangeKind::kAllReduce, ExchangeKind::kAllToAll}) {
+      for (const ExchangeKind exchange : kExchangeKinds) {
         SCOPED_TRACE(testing::Message() << describe(random) << " " << mode_name(mode) << " "
                                         << exchange_name(exchange));
         Dice dice(seed);

@@ -17,8 +17,6 @@ namespace {
 using Ids = std::vector<std::int32_t>;
 using Json = nlohmann::json;
 
-constexpr ExchangeKind kExchanges[] = {ExchangeKind::kAllReduce, ExchangeKind::kAllToAll};
-
 Json read_expected(const std::string& name) {
   std::ifstream file(source_path("tests/data/goldens/" + name + "/expected.json"));
   return Json::parse(file);
@@ -79,7 +77,7 @@ TEST_P(PublishedGoldens, PlainDecodingGivesTheirTokensAndLogits) {
   const Json expected = read_expected(name);
   const auto length = static_cast<std::int64_t>(expected["cases"][0]["greedy_ids"].size());
   const std::vector<Request> requests = make_requests(prompts_of(expected), length);
-  for (const ExchangeKind exchange : kExchanges) {
+  for (const ExchangeKind exchange : kExchangeKinds) {
     const TestModel model(
         {.target = source_path("tests/data/goldens/" + target), .exchange = exchange});
     for (const std::int64_t batch : {1, 3}) {
@@ -147,7 +145,7 @@ TEST(PublishedDrafting, BlocksTreesAndAcceptanceAreThoseOfThePublishedPrograms) 
   EXPECT_GE(runs.size(), 5U);
   const auto length = static_cast<std::int64_t>(first.at("greedy_ids").size());
   const std::vector<Request> requests = make_requests(prompts_of(expected), length);
-  for (const ExchangeKind exchange : kExchanges) {
+  for (const ExchangeKind exchange : kExchangeKinds) {
     const TestModel model(
         {.target = folder + "/target", .drafter = folder + "/draft", .exchange = exchange});
     for (EngineOptions options : runs) {

@@ -158,7 +158,8 @@ RandomCase random_case(std::uint64_t seed, int num_ranks) {
   random.engine.mode = Mode::kTree;
   random.engine.tree_budget = dice.one_in(3) ? dice.between(1, 8) : dice.between(9, 64);
   random.engine.batch_size = dice.between(1, 4);
-  random.engine.exchange = dice.pick({ExchangeKind::kAllReduce, ExchangeKind::kAllToAll});
+  random.engine.exchange =
+      dice.pick({ExchangeKind::kAllReduce, ExchangeKind::kAllToAll, ExchangeKind::kAllGather});
   // How the step runs must change nothing; by the seed, so that the other choices stay as they are.
   random.engine.fixed_counts = seed % 2 == 1;
   random.engine.steps_ahead = static_cast<std::int64_t>(seed / 2 % 2);

@@ -69,7 +69,7 @@ TEST(Score, IsTheLogSoftmaxBehindEachPrefix) {
   for (std::uint64_t seed = 1300; seed < 1306; ++seed) {
     const RandomCase random = random_case(seed, world().size());
     const SharedBundle bundle(random.recipe);
-    for (const ExchangeKind exchange : {ExchangeKind::kAllReduce, ExchangeKind::kAllToAll}) {
+    for (const ExchangeKind exchange : kExchangeKinds) {
       SCOPED_TRACE(testing::Message() << describe(random) << " " << exchange_name(exchange));
       const TestModel model({.target = bundle.path(), .exchange = exchange});
       Dice dice(seed);

@@ -100,8 +100,4 @@ std::string mode_name(Mode mode) {
   return mode == Mode::kPlain ? "plain" : mode == Mode::kChain ? "chain" : "tree";
 }
 
-std::string exchange_name(ExchangeKind kind) {
-  return kind == ExchangeKind::kAllToAll ? "alltoall" : "allreduce";
-}
-
 }  // namespace kdtree

@@ -55,6 +55,5 @@ std::string generated_path(const std::string& name);
 std::string source_path(const std::string& name);
 
 std::string mode_name(Mode mode);
-std::string exchange_name(ExchangeKind kind);
 
 }  // namespace kdtree

@@ -41,7 +41,7 @@ TEST(RunPlan, IsTheMemoryPlanOfEveryRank) {
   const ModelSource source{.target = planned_target(models_path("tiny")), .drafter = std::nullopt};
   for (const char* backend : {"cpu", "cuda"}) {
     const auto traits = make_memory_traits(backend, DType::kBFloat16);
-    for (const ExchangeKind exchange : {ExchangeKind::kAllReduce, ExchangeKind::kAllToAll}) {
+    for (const ExchangeKind exchange : kExchangeKinds) {
       for (const int num_ranks : {1, 2, 3, 4}) {
         RunPlanOptions options = some_options(num_ranks);
         options.engine.exchange = exchange;

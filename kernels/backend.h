@@ -289,7 +289,7 @@ struct DeviceFacts {
 
 class Backend : public MemoryTraits {
  public:
-  static constexpr std::size_t kNumMarks = 16;
+  static constexpr std::size_t kNumMarks = 2048;
   static constexpr std::size_t kNumFences = 4;
 
   // ---- memory and order -------------------------------------------------------------------------

@@ -81,6 +81,8 @@ void add_generate_options(CLI::App& app, RunConfig& config) {
             "Place experts anew by their loads after that many prompts; 0: never");
   add_path(app, "--record-expert-load", config.record_expert_load,
            "File that gets how often each expert was chosen, for --expert-load");
+  add_path(app, "--record-exchange", config.record_exchange,
+           "File that gets what each rank and layer computed, sent and waited for (JSON)");
   add_path(app, "--write-placement", config.write_placement,
            "File that gets the placement, for --placement FILE");
   app.add_flag("--ignore-eos", config.ignore_eos, "Go on after an end token");

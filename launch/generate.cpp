@@ -1,4 +1,5 @@
 // kdtree generate: prompts in, tokens out.
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -81,6 +82,43 @@ void write_expert_files(const Job& job, const LoadedModel& model, Engine& engine
   });
 }
 
+// A few words on all layers together, for people.
+void log_exchanges(const ExchangeReport& report, const std::string& exchange) {
+  double us = 0;
+  double rows = 0;
+  double bytes = 0;
+  double waiting = 0;
+  for (const ExchangeLayer& layer : report.layers) {
+    waiting += layer.waiting_share / static_cast<double>(report.layers.size());
+    for (const ExchangeCount& count : layer.ranks) {
+      us += (count.dispatch_us + count.combine_us) / static_cast<double>(layer.ranks.size());
+      rows += static_cast<double>(count.rows_dispatched);
+      bytes += static_cast<double>(count.bytes_sent);
+    }
+  }
+  const auto steps = static_cast<double>(std::max<std::int64_t>(report.num_steps, 1));
+  spdlog::info(
+      "exchange {}, a step: {:.1f} us in exchange on a rank, {:.1f} rows dispatched and {:.1f} kB "
+      "sent by all ranks, {:.1f} % of the time of layers with experts waited for the most loaded "
+      "rank",
+      exchange, us / steps, rows / steps, bytes / steps / 1000, 100 * waiting);
+}
+
+// Collective: writes what was counted of the exchanges, if it was asked for.
+void write_exchange_file(const Job& job, const RunFacts& facts, Engine& engine,
+                         ProcessGroup& group) {
+  if (!job.engine.count_exchanges) {
+    return;
+  }
+  const ExchangeReport report = engine.exchange_report();
+  run_together(group, [&] {
+    if (group.rank() == 0) {
+      log_exchanges(report, facts.exchange);
+      job.exchange_file->write(exchange_json(report, facts));
+    }
+  });
+}
+
 }  // namespace
 
 int run_generate(const RunConfig& config, ProcessGroup& group) {
@@ -98,6 +136,7 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   log_facts(facts);
   std::int64_t mismatches = decode(job, facts, config.output_format == "json", *engine);
   write_expert_files(job, *loaded.model, *engine, group);
+  write_exchange_file(job, facts, *engine, group);
   // Every rank ends with the same exit code.
   group.broadcast(&mismatches, sizeof mismatches, 0);
   return mismatches == 0 ? 0 : 1;

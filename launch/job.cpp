@@ -150,6 +150,7 @@ void plan_placement(const RunConfig& config, int world_size, Job& job) {
       "expected as many on every rank, a remainder on the low ones",
       config.rebalance_every, config.placement.policy);
   job.load_file.emplace("--record-expert-load", config.record_expert_load);
+  job.exchange_file.emplace("--record-exchange", config.record_exchange);
   job.placement_file.emplace("--write-placement", config.write_placement);
 }
 
@@ -198,6 +199,12 @@ Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup&
     require_input(config.dtype != "bf16",
                   "--verify-golden: goldens are for weights as stored, not for --dtype bf16");
   }
+  require_input(config.record_exchange.empty() ||
+                    (model.num_moe_layers() > 0 && model.num_moe_layers() <= kMostCountedLayers),
+                "--record-exchange {}: {} has {} layers with experts, expected 1 to {}",
+                config.record_exchange, config.model, model.num_moe_layers(), kMostCountedLayers);
+  job.engine.count_exchanges = !config.record_exchange.empty();
+  job.engine.record_experts = job.engine.count_exchanges;
   job.engine.count_experts = !config.record_expert_load.empty() || config.rebalance_every > 0;
   if (group.rank() == 0) {
     plan_placement(config, group.world_size(), job);

@@ -27,6 +27,7 @@ struct Job {
   std::optional<GoldenCases> golden;
   std::optional<TextModel> text;           // rank 0, where prompts or outputs are text
   std::optional<JsonFile> load_file;       // rank 0: gets the experts' loads, if wanted
+  std::optional<JsonFile> exchange_file;   // rank 0: gets the exchanges' counters, if wanted
   std::optional<JsonFile> placement_file;  // rank 0: gets the placement, if wanted
   std::string mode;
   std::string weights;

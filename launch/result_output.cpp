@@ -156,6 +156,32 @@ Json facts_json(const RunFacts& facts) {
           {"compiler", build.compiler}};
 }
 
+Json exchange_json(const ExchangeReport& report, const RunFacts& facts) {
+  Json layers = Json::array();
+  for (const ExchangeLayer& layer : report.layers) {
+    Json ranks = Json::array();
+    for (const ExchangeCount& count : layer.ranks) {
+      ranks.push_back({{"expert_rows", count.expert_rows},
+                       {"rows_computed", count.rows_computed},
+                       {"rows_dispatched", count.rows_dispatched},
+                       {"bytes_sent", count.bytes_sent},
+                       {"experts_touched", count.experts_touched},
+                       {"dispatch_us", count.dispatch_us},
+                       {"compute_us", count.compute_us},
+                       {"combine_us", count.combine_us}});
+    }
+    layers.push_back({{"layer", layer.layer},
+                      {"load_max_over_mean", layer.load_max_over_mean},
+                      {"waiting_share", layer.waiting_share},
+                      {"ranks", std::move(ranks)}});
+  }
+  return {{"format", "kdtree-exchange"},
+          {"version", 1},
+          {"steps", report.num_steps},
+          {"run", facts_json(facts)},
+          {"layers", std::move(layers)}};
+}
+
 std::string load_text(const LoadStatistics& load) {
   return fmt::format("loaded {:.4f} GB (own share {:.4f} GB) in {:.2f} s, {:.2f} GB/s",
                      static_cast<double>(load.bytes_read) / 1e9,

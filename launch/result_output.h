@@ -6,6 +6,7 @@
 #include <string>
 
 #include "config/run_config.h"
+#include "engine/exchange_counters.h"
 #include "engine/request.h"
 #include "kernels/backend.h"
 #include "weights/load_statistics.h"
@@ -44,6 +45,9 @@ std::string statistics_text(const Result& result);
 nlohmann::ordered_json device_json(const DeviceFacts& device);
 // "bytes_read", "checksum_bytes", "own_bytes", "seconds", "gb_per_s".
 nlohmann::ordered_json load_json(const LoadStatistics& load);
+// What --record-exchange writes: "steps" and for each layer with experts its figures and those of
+// each rank, named as in engine/exchange_counters.h, sums over the steps.
+nlohmann::ordered_json exchange_json(const ExchangeReport& report, const RunFacts& facts);
 // The last part of a model's path: a file's or a directory's name.
 std::string model_name(const std::string& path);
 // What is the same whatever is decoded: weights, dtype, where it ran, device, build.

@@ -44,6 +44,7 @@ struct RunConfig {
   PlacementOptions placement;
   std::int64_t rebalance_every = 0;  // admitted prompts; 0: never
   std::string record_expert_load;    // file that gets the experts' loads; empty: none
+  std::string record_exchange;       // file that gets the exchanges' counters; empty: none
   std::string write_placement;       // file that gets the placement; empty: none
   std::string dtype = "auto";
   bool ignore_eos = false;

@@ -17,7 +17,7 @@ namespace {
 // entry of the ring has its own, so that a step can be read while the next one is stamped.
 constexpr std::size_t kStepBegin = 0;
 constexpr std::size_t kMarksAStep = kNumStages + 1;
-static_assert(OutputRing::kEntries * kMarksAStep <= Backend::kNumMarks);
+static_assert(OutputRing::kEntries * kMarksAStep <= kFirstExchangeMark);
 static_assert(OutputRing::kEntries <= Backend::kNumFences);
 
 std::size_t mark_behind(Stage stage) {
@@ -38,6 +38,16 @@ std::int64_t step_key(std::int64_t serial, std::int64_t num_sequences, std::size
   return (serial * kMaxSequences + num_sequences) *
              static_cast<std::int64_t>(OutputRing::kEntries) +
          static_cast<std::int64_t>(entry);
+}
+
+std::vector<std::int64_t> moe_layers(const ModelConfig& config) {
+  std::vector<std::int64_t> layers;
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    if (config.is_moe_layer(layer)) {
+      layers.push_back(layer);
+    }
+  }
+  return layers;
 }
 
 StepShape step_shape(const EngineOptions& options, const StepSizes& sizes) {
@@ -82,6 +92,20 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
       choices_(backend, DType::kInt32, Shape{options.batch_size * sizes_.max_nodes}),
       slots_(static_cast<std::size_t>(options.batch_size)),
       serial_(next_serial()) {
+  if (options.count_exchanges) {
+    check(options.record_experts && config_.num_moe_layers() <= kMostCountedLayers,
+          "exchanges of {} layers are counted, {} at most, and experts are {}recorded",
+          config_.num_moe_layers(), kMostCountedLayers, options.record_experts ? "" : "not ");
+    if (group.rank() == 0) {
+      counters_.emplace(
+          ExchangeFacts{.kind = options.exchange,
+                        .fixed_counts = options.fixed_counts || communicator.capturable(),
+                        .hidden_size = config_.hidden_size,
+                        .num_experts_per_tok = config_.num_experts_per_tok,
+                        .activation_dtype = backend.activation_dtype()},
+          model.placement(), moe_layers(config_));
+    }
+  }
   check(options.batch_size < kMaxSequences, "a batch of {} sequences", options.batch_size);
   check(options.steps_ahead >= -1 && options.steps_ahead <= 1, "{} steps ahead",
         options.steps_ahead);
@@ -300,7 +324,11 @@ void Engine::verify_and_accept(std::size_t entry) {
   Backend& backend = context_.backend;
   const std::int64_t num_sequences = step_.num_sequences();
   const TreeBatch batch = step_.expand_trees(backend);
+  if (options_.count_exchanges) {
+    decoder_.mark_exchanges(first_exchange_mark(entry));
+  }
   const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
+  decoder_.mark_exchanges(std::nullopt);
   const TensorView normed = normed_.rows(batch.num_rows);
   decoder_.final_norm(hidden, normed);
   const Vocabulary::TopK best = vocabulary_.top_logits(normed, sizes_.num_choices);
@@ -396,6 +424,7 @@ void Engine::observe_step(const StepOutput& output, std::size_t index, Scheduler
 bool Engine::read_step(Scheduler* scheduler) {
   const std::size_t entry = read_++ % OutputRing::kEntries;
   const StepOutput output = ring_.read(context_.backend, entry, step_.num_sequences());
+  count_exchanges(entry, output);
   std::vector<std::int32_t> finished(listed_.size(), 0);
   if (scheduler != nullptr) {
     std::vector<std::int32_t> running;

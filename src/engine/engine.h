@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "comm/process_group.h"
+#include "engine/exchange_counters.h"
 #include "engine/loaded_model.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -65,6 +67,11 @@ class Engine {
   // EngineOptions::count_experts. Waits for the device; not within generate.
   ExpertLoads expert_loads();
 
+  // What the exchange of tokens and experts did in the steps of this engine's life, those that ran
+  // ahead of the end of their sequences included. Collective; on other ranks than 0 without
+  // numbers. Needs EngineOptions::count_exchanges.
+  ExchangeReport exchange_report();
+
   // Moves the experts of `model`, which the engine was made of, to another placement with as many
   // slots on every rank. Sequences go on where they were. Collective; between two calls of
   // generate. AgreedError if the placement has other slots, or the experts cannot be read.
@@ -107,6 +114,10 @@ class Engine {
   // Shows the `index`-th listed sequence's part of a step to on_step_. On rank 0.
   void observe_step(const StepOutput& output, std::size_t index, Scheduler& scheduler) const;
   void share_decision(StepDecision& decision);
+  // Takes the times of a step that was read and, on rank 0, counts what its routers chose.
+  void count_exchanges(std::size_t entry, const StepOutput& output);
+  // The first mark of the exchanges of the step in entry `entry` of the ring.
+  std::size_t first_exchange_mark(std::size_t entry) const;
   // Counts an admission; rebalances if it is time to. Collective.
   void count_admission();
 
@@ -155,8 +166,10 @@ class Engine {
   std::int64_t rebalance_every_ = 0;  // admissions; 0: never
   std::int64_t admissions_ = 0;       // since the last time
   LoadedModel* moved_model_ = nullptr;
-  ExpertLoads loads_before_;  // at the last time
-  std::int64_t serial_ = 0;   // of this engine, for the keys of recorded steps
+  ExpertLoads loads_before_;                   // at the last time
+  std::optional<ExchangeCounters> counters_;   // on rank 0, with count_exchanges
+  std::vector<ExchangeTimes> exchange_times_;  // [steps, layers with experts] of this rank
+  std::int64_t serial_ = 0;                    // of this engine, for the keys of recorded steps
 };
 
 }  // namespace kdtree

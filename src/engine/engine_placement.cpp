@@ -29,6 +29,9 @@ void Engine::rebalance(const ExpertPlacement& placement, LoadedModel& model) {
     read = model.move_experts(placement, context_.backend);
   });
   decoder_.set_placement(model.placement());
+  if (counters_) {
+    counters_->set_placement(model.placement());
+  }
   spdlog::info("rank {}: experts moved, {:.3f} GB read in {:.2f} s", group_.rank(),
                static_cast<double>(read.bytes_read) / 1e9, read.seconds);
 }

@@ -24,6 +24,12 @@ enum class Mode : std::uint8_t {
   kTree,   // best-first tree of at most tree_budget nodes
 };
 
+// Layers whose exchanges can be timed: as many as there are marks of the backend for, beside those
+// of a step's stages.
+inline constexpr std::size_t kFirstExchangeMark = 16;
+inline constexpr auto kMostCountedLayers = static_cast<std::int64_t>(
+    (Backend::kNumMarks - kFirstExchangeMark) / (OutputRing::kEntries * kMarksAnExchange));
+
 struct EngineOptions {
   Mode mode = Mode::kTree;
   std::int64_t tree_budget = 16;  // nodes without the root; kTree only
@@ -41,6 +47,8 @@ struct EngineOptions {
   bool fixed_counts = false;  // DecoderOptions::fixed_counts
   ExchangeKind exchange = ExchangeKind::kAllReduce;
   bool count_experts = false;  // Engine::expert_loads()
+  // Engine::exchange_report(); needs record_experts and at most kMostCountedLayers with experts
+  bool count_exchanges = false;
   // Which rank holds which routed expert, equal on every rank; nullptr: ExpertPlacement::linear.
   std::shared_ptr<const ExpertPlacement> placement = {};
 };

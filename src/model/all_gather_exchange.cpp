@@ -29,7 +29,10 @@ std::int64_t AllGatherExchange::bytes(const MemoryTraits& traits, const Exchange
 
 void AllGatherExchange::forward(const ModelContext& context, const RoutedRows& rows,
                                 const LayerExperts& experts, const TensorView& y) {
+  mark(context, ExchangeMark::kBegin);
+  mark(context, ExchangeMark::kDispatched);
   local_.forward(context.backend, rows, experts, y);
+  mark(context, ExchangeMark::kComputed);
   for (int rank = 0; rank < world_size_; ++rank) {
     own_rows_[static_cast<std::size_t>(rank)] = partition(y.size(0), world_size_, rank).size();
   }
@@ -38,6 +41,7 @@ void AllGatherExchange::forward(const ModelContext& context, const RoutedRows& r
                                            {.what = "scatter sums", .layer = experts.layer});
   context.communicator.all_gather_rows(own_y, y, own_rows_, context.backend.stream(),
                                        {.what = "gather rows", .layer = experts.layer});
+  mark(context, ExchangeMark::kEnd);
 }
 
 }  // namespace kdtree

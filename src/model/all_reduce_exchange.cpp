@@ -32,8 +32,12 @@ void LocalExperts::forward(Backend& backend, const RoutedRows& rows, const Layer
 
 void AllReduceExchange::forward(const ModelContext& context, const RoutedRows& rows,
                                 const LayerExperts& experts, const TensorView& y) {
+  mark(context, ExchangeMark::kBegin);
+  mark(context, ExchangeMark::kDispatched);
   local_.forward(context.backend, rows, experts, y);
+  mark(context, ExchangeMark::kComputed);
   context.all_reduce_sum(y, {.what = "experts", .layer = experts.layer});
+  mark(context, ExchangeMark::kEnd);
 }
 
 }  // namespace kdtree

@@ -136,7 +136,9 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
   const RoutedRows own_rows = {.x = rows.x.rows(own.begin, own.size()),
                                .targets = rows.targets.rows(own.begin, own.size()),
                                .expert_weights = rows.expert_weights.rows(own.begin, own.size())};
+  mark(context, ExchangeMark::kBegin);
   const RoutedRows arrived = dispatch(context, own_rows, experts);
+  mark(context, ExchangeMark::kDispatched);
   const TensorView computed = computed_.rows(arrived.x.size(0));
   backend.experts({.experts = experts.experts,
                    .x = arrived.x,
@@ -145,6 +147,8 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
                    .logical_to_slot = experts.placement->slots_here(),
                    .output = computed,
                    .workspace = experts_workspace_.view()});
+
+  mark(context, ExchangeMark::kComputed);
 
   // Combine: the way back, then each own row adds what its ranks computed, in rank order, onto its
   // shared experts.
@@ -162,6 +166,7 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
   backend.add_rows(returned, row_indices_.rows(num_sent), own_y);
   context.communicator.all_gather_rows(own_y, y, own_rows_, backend.stream(),
                                        {.what = "gather rows", .layer = layer});
+  mark(context, ExchangeMark::kEnd);
 }
 
 }  // namespace kdtree

@@ -170,6 +170,7 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
     if (layer.moe) {
       const std::int64_t place = options_.keep_expert_ids ? layer.moe_index : 0;
       const RouterRows routed = router_workspace_.of_layer(place, rows);
+      exchange_->set_marks(marks_of(layer.moe_index));
       layer.moe->forward(context_, normed, routed, *exchange_, delta);
       count_experts(layer.moe_index, routed.expert_ids, batch);
     } else {
@@ -184,6 +185,13 @@ ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& ca
     copy_taps(layer_index, hidden);
   }
   return hidden;
+}
+
+std::optional<std::size_t> Decoder::marks_of(std::int64_t moe_index) const {
+  if (!first_mark_) {
+    return std::nullopt;
+  }
+  return *first_mark_ + static_cast<std::size_t>(moe_index) * kMarksAnExchange;
 }
 
 void Decoder::count_experts(std::int64_t moe_index, const ConstTensorView& expert_ids,

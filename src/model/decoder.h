@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/expert_placement.h"
@@ -70,6 +71,10 @@ class Decoder {
   // decoder's life, without rows that are padding. Empty without DecoderOptions::count_experts.
   ConstTensorView expert_counts() const { return expert_counts_.view(); }
 
+  // From now on forward() stamps marks of the backend in the exchange of each layer with experts:
+  // of the i-th of them first_mark + i * kMarksAnExchange and on; nothing: none.
+  void mark_exchanges(std::optional<std::size_t> first_mark) { first_mark_ = first_mark; }
+
   // Whether forward() can be recorded and replayed (Backend::run_recorded).
   bool replayable() const;
 
@@ -84,6 +89,7 @@ class Decoder {
   // layer among those with experts.
   void count_experts(std::int64_t moe_index, const ConstTensorView& expert_ids,
                      const TreeBatch& batch) const;
+  std::optional<std::size_t> marks_of(std::int64_t moe_index) const;
   void copy_taps(std::int64_t layer, const TensorView& hidden) const;
 
   ModelContext context_;
@@ -103,6 +109,7 @@ class Decoder {
   DeviceTensor taps_;    // [max_rows, taps * hidden]
   DeviceTensor expert_counts_;
   std::int64_t last_rows_ = 0;
+  std::optional<std::size_t> first_mark_;
 };
 
 }  // namespace kdtree

@@ -61,6 +61,15 @@ struct LayerExperts {
   const PlacementTables* placement = nullptr;
 };
 
+// Places in a layer's exchange, in stream order, that its times are taken at.
+enum class ExchangeMark : std::uint8_t {
+  kBegin,
+  kDispatched,  // this rank's experts have their rows
+  kComputed,    // they, and what of the shared experts comes with them, are done
+  kEnd,         // the rows are complete everywhere
+};
+inline constexpr std::size_t kMarksAnExchange = 4;
+
 class ExpertExchange {
  public:
   ExpertExchange() = default;
@@ -75,6 +84,20 @@ class ExpertExchange {
   // y [rows, hidden] = routed + shared experts of every row, complete on every rank.
   virtual void forward(const ModelContext& context, const RoutedRows& rows,
                        const LayerExperts& experts, const TensorView& y) = 0;
+
+  // From now on forward() stamps the backend's marks first_mark to first_mark + kMarksAnExchange -
+  // 1 (Backend::mark); nothing: none.
+  void set_marks(std::optional<std::size_t> first_mark) { first_mark_ = first_mark; }
+
+ protected:
+  void mark(const ModelContext& context, ExchangeMark place) const {
+    if (first_mark_) {
+      context.backend.mark(*first_mark_ + static_cast<std::size_t>(place));
+    }
+  }
+
+ private:
+  std::optional<std::size_t> first_mark_;
 };
 
 enum class ExchangeKind : std::uint8_t { kAllReduce, kAllGather, kAllToAll };

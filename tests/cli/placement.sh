@@ -61,6 +61,20 @@ for policy in linear round-robin "$placement"; do
 done
 holds 'the last placement is written' test "$(cmp -s "$placement" "$work/moved.json"; echo $?)" -eq 1
 
+# --- Exchange counters ----------------------------------------------------------------------------
+
+exchange=$work/exchange.json
+for case in '1 plain allreduce' '2 tree alltoall' '3 chain allgather' '4 tree allreduce'; do
+  read -r ranks mode kind <<<"$case"
+  if succeeds "$ranks" generate --model "$tiny" --prompt-ids 1,2,3 --prompt-ids 4,5 --batch-size 2 \
+    --max-new-tokens 9 --mode "$mode" --exchange "$kind" --record-exchange "$exchange"; then
+    holds "counters of $case" "${check[@]}" exchange "$tiny" "$exchange" "$ranks" "$kind"
+    holds 'a line for people' grep -q "exchange $kind, a step: .* us in exchange" "$err"
+  fi
+done
+refused 2 "--record-exchange: cannot write $work:" generate --model "$tiny" --prompt-ids '1,2' \
+  --max-new-tokens 2 --record-exchange "$work"
+
 # --- Plan -----------------------------------------------------------------------------------------
 
 kimi=(plan --model-config "$KDTREE_SOURCE/configs/models/kimi-k2.6.json" --ranks 8)

@@ -3,6 +3,7 @@
 
     check_expert_files.py loads BUNDLE LOADS RESULTS      counts against the rows of --dump-steps
     check_expert_files.py placement BUNDLE PLACEMENT RANKS SLOTS
+    check_expert_files.py exchange BUNDLE COUNTERS RANKS KIND
 """
 
 import json
@@ -53,10 +54,50 @@ def check_placement(config: dict[str, Any], path: str, ranks: int, slots: int) -
         require(all(len(set(rank)) == len(rank) for rank in layer["slots"]), "twice on a rank")
 
 
+def check_exchange(config: dict[str, Any], path: str, ranks: int, kind: str) -> None:
+    """What one rank does not compute another one does; sums send what they must."""
+    with open(path, encoding="utf-8") as stream:
+        file = json.load(stream)
+    require(file["format"] == "kdtree-exchange" and file["version"] == 1, "another format")
+    require(file["run"]["exchange"] == kind, f"exchange {file['run']['exchange']}")
+    require(file["steps"] > 0, "no steps")
+    numbers = list(range(config["first_k_dense_replace"], config["num_hidden_layers"]))
+    require([layer["layer"] for layer in file["layers"]] == numbers, "other layers")
+    for layer in file["layers"]:
+        each = layer["ranks"]
+        require(len(each) == ranks, f"{len(each)} ranks")
+
+        def total(name: str, each: list[dict[str, Any]] = each) -> float:
+            return sum(rank[name] for rank in each)
+
+        choices = total("expert_rows")
+        k = config["num_experts_per_tok"]
+        require(choices > 0 and choices % k == 0, f"{choices} choices of {k}")
+        rows = choices // k
+        require(rows <= total("rows_computed") <= min(ranks, k) * rows, "rows_computed")
+        require(file["steps"] <= total("experts_touched") <= choices, "experts_touched")
+        require(1 <= layer["load_max_over_mean"] <= ranks, f"load {layer['load_max_over_mean']}")
+        require(0 <= layer["waiting_share"] < 1, f"waiting {layer['waiting_share']}")
+        require(all(rank["compute_us"] > 0 for rank in each), "no time to compute")
+        require(all(rank["combine_us"] >= 0 for rank in each), "combine_us")
+        row_bytes = config["hidden_size"] * 4
+        if kind != "alltoall":
+            require(total("rows_dispatched") == 0, "rows were dispatched")
+            expected = 2 * (ranks - 1) * rows * row_bytes
+            require(total("bytes_sent") == expected, f"{total('bytes_sent')}, not {expected}")
+        else:
+            sent = total("rows_dispatched")
+            require(0 < sent <= (ranks - 1) * rows, f"{sent} of {rows} rows dispatched")
+            least = sent * (2 * row_bytes + 8 * k) + (ranks - 1) * rows * row_bytes
+            require(total("bytes_sent") >= least, f"{total('bytes_sent')} of {least} bytes")
+
+
 def main() -> None:
     kind, bundle, path, *rest = sys.argv[1:]
     config = read_kdtr(Path(bundle)).header["target"]["config"]
-    if kind == "loads":
+    if kind == "exchange":
+        check_exchange(config, path, int(rest[0]), rest[1])
+    elif kind == "loads":
         check_loads(config, path, rest[0])
     else:
         check_placement(config, path, int(rest[0]), int(rest[1]))

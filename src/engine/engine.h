@@ -45,6 +45,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
+  const EngineOptions& options() const { return options_; }
+
   // Decodes the requests of rank 0 (the other ranks' are ignored), batch_size at a time.
   // Collective. On rank 0 `on_result` gets each result, in the order of the requests. AgreedError
   // on every rank if a request is not valid (check_requests). `on_tokens`, unless empty, gets on

@@ -8,6 +8,7 @@
 
 #include "tests/mpi/decoder_bench.h"
 #include "tests/mpi/placement_case.h"
+#include "tests/mpi/same_tokens.h"
 #include "tests/mpi/shared_bundle.h"
 #include "tests/mpi/test_model.h"
 #include "tests/mpi/world.h"
@@ -64,22 +65,6 @@ INSTANTIATE_TEST_SUITE_P(
                     GoldenParam{"model_tiny.kdtr", "original", ExchangeKind::kAllToAll},
                     GoldenParam{"model_int4_tiny.kdtr", "quantized", ExchangeKind::kAllReduce},
                     GoldenParam{"model_int4_tiny.kdtr", "quantized", ExchangeKind::kAllToAll}));
-
-// Sums over ranks run in another order, so that tokens may first differ at a near-tie of either.
-void expect_same_tokens(const Result& got, const Result& want) {
-  if (got.output_ids == want.output_ids) {
-    return;
-  }
-  const auto [a, b] = std::mismatch(got.output_ids.begin(), got.output_ids.end(),
-                                    want.output_ids.begin(), want.output_ids.end());
-  const std::int64_t first = a - got.output_ids.begin();
-  const auto near_tie = [first](const Result& result) {
-    return std::find(result.near_ties.begin(), result.near_ties.end(), first) !=
-           result.near_ties.end();
-  };
-  EXPECT_TRUE(near_tie(got) || near_tie(want))
-      << "token " << first << " of " << want.output_ids.size() << " differs and is no near-tie";
-}
 
 TEST(PlacementRandomModels, TokensDoNotFollowThePlacement) {
   int layers = 0;

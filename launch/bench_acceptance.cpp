@@ -88,8 +88,8 @@ Measurement measure(const Job& job, const LoadedJob& loaded, const Cell& cell,
   using Clock = std::chrono::steady_clock;
   std::optional<Engine> engine;
   run_together(group, [&] {
-    engine.emplace(*loaded.model, cell.engine_options(job.engine), *loaded.backend,
-                   *loaded.communicator, group);
+    engine.emplace(*loaded.model, cell.engine_options(job.engine), *loaded.backend, *loaded.groups,
+                   group);
   });
   std::vector<Request> first(job.requests.begin(),
                              job.requests.begin() + (job.requests.empty() ? 0 : 1));

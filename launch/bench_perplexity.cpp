@@ -131,7 +131,7 @@ int run_bench_perplexity(const BenchPerplexityOptions& options, ProcessGroup& gr
   LoadedJob loaded = load_job(options.run, job, group);
   std::optional<Engine> engine;
   run_together(group, [&] {
-    engine.emplace(*loaded.model, job.engine, *loaded.backend, *loaded.communicator, group);
+    engine.emplace(*loaded.model, job.engine, *loaded.backend, *loaded.groups, group);
   });
   const RunFacts facts = job_facts(job, loaded, group);
   log_facts(facts);

@@ -127,7 +127,7 @@ int run_generate(const RunConfig& config, ProcessGroup& group) {
   LoadedJob loaded = load_job(config, job, group);
   std::optional<Engine> engine;
   run_together(group, [&] {
-    engine.emplace(*loaded.model, job.engine, *loaded.backend, *loaded.communicator, group);
+    engine.emplace(*loaded.model, job.engine, *loaded.backend, *loaded.groups, group);
   });
   if (config.rebalance_every > 0) {
     engine->rebalance_every(config.rebalance_every, *loaded.model);

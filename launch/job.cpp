@@ -8,6 +8,7 @@
 #include "engine/exchange_choice.h"
 #include "engine/memory_plan.h"
 #include "model/rope.h"
+#include "placement/grid.h"
 #include "placement/placement_file.h"
 #include "placement/policies.h"
 #include "ranks.h"
@@ -128,8 +129,8 @@ std::int64_t max_context(const RunConfig& config, const ModelConfig& model, cons
 // The placement and the files that get it and the experts' loads.
 void plan_placement(const RunConfig& config, int world_size, Job& job) {
   const ModelConfig& model = job.source.target.config;
-  job.engine.placement =
-      std::make_shared<const ExpertPlacement>(make_placement(config.placement, model, world_size));
+  job.engine.placement = std::make_shared<const ExpertPlacement>(
+      make_placement(config.placement, model, job.engine.grid.moe_ep(world_size)));
   require_input(config.record_expert_load.empty() || model.n_routed_experts > 0,
                 "--record-expert-load {}: {} has no routed experts", config.record_expert_load,
                 config.model);
@@ -157,10 +158,21 @@ void plan_placement(const RunConfig& config, int world_size, Job& job) {
 // Rank 0's placement on every rank.
 void share_placement_of(Job& job, ProcessGroup& group) {
   const std::int64_t experts = job.source.target.config.n_routed_experts;
-  job.engine.placement = std::make_shared<const ExpertPlacement>(
-      share_placement(group.rank() == 0 ? *job.engine.placement
-                                        : ExpertPlacement::linear(experts, group.world_size()),
-                      group));
+  const int groups = job.engine.grid.moe_ep(group.world_size());
+  job.engine.placement = std::make_shared<const ExpertPlacement>(share_placement(
+      group.rank() == 0 ? *job.engine.placement : ExpertPlacement::linear(experts, groups), group));
+}
+
+// The grid of the ranks, and whether the model's sizes allow it.
+void plan_grid(const RunConfig& config, const ProcessGroup& group, Job& job) {
+  job.engine.grid = make_grid(config.grid, group.world_size());
+  const bool is_shard = job.source.target.shard.has_value();
+  require_input(!is_shard || job.engine.grid == ParallelGrid(),
+                "--moe-tp {}: the shards of {} hold whole experts alone: expected 1, or the "
+                "checkpoint as it was before kdtree convert --shard-for",
+                job.engine.grid.moe_tp, config.model);
+  target_partition(job.source.target.config,
+                   rank_load_options(job.load, group.rank(), group.world_size(), job.engine));
 }
 
 Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup& group,
@@ -191,6 +203,7 @@ Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup&
                 "at most {} ranks",
                 group.world_size(), config.model, model.num_attention_heads,
                 model.num_attention_heads);
+  plan_grid(config, group, job);
   if (config.verify_golden) {
     require_input(config.prompt_ids.empty() && config.prompts.empty() && config.prompt.empty() &&
                       config.chat.empty(),
@@ -325,9 +338,11 @@ LoadedJob load_job(const RunConfig& config, Job& job, ProcessGroup& group) {
        .staging_bytes = step_sizes(job.source, job.engine).max_rows *
                         job.source.target.config.hidden_size * dtype_bytes(DType::kFloat32)},
       group);
+  loaded.groups.emplace(*loaded.communicator, job.engine.grid);
   if (config.exchange == "auto") {
-    const ExchangeChoice choice = choose_exchange(job.source, job.engine, job.load,
-                                                  {*loaded.backend, *loaded.communicator}, group);
+    const ExchangeChoice choice =
+        choose_exchange(job.source, job.engine, job.load,
+                        {*loaded.backend, *loaded.communicator, *loaded.groups}, group);
     job.engine.exchange = choice.kind;
     if (group.rank() == 0) {
       spdlog::info("{}", exchange_table(choice));
@@ -359,6 +374,7 @@ RunFacts job_facts(const Job& job, const LoadedJob& loaded, ProcessGroup& group)
           .load = load_of_all_ranks(loaded.model->load_statistics(), group),
           .device = backend.device_facts(),
           .world_size = group.world_size(),
+          .grid = job.engine.grid,
           .threads = backend.num_threads(),
           .batch_size = job.engine.batch_size,
           .tree_nodes = step_sizes(job.source, job.engine).max_nodes,
@@ -372,6 +388,10 @@ void log_facts(const RunFacts& facts) {
       "{} ranks, {} threads each, backend {}, communicator {}, exchange {}, mode {}, {} weights",
       facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange,
       facts.mode, facts.weights);
+  if (facts.grid != ParallelGrid()) {
+    spdlog::info("experts in {} groups of {} ranks, a slice of each expert a rank",
+                 facts.grid.moe_ep(facts.world_size), facts.grid.moe_tp);
+  }
   spdlog::info("{}", load_text(facts.load));
 }
 

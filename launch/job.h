@@ -61,6 +61,7 @@ std::int64_t context_limit(const ModelConfig& model);
 struct LoadedJob {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Communicator> communicator;
+  std::optional<RankGroups> groups;  // of the communicator's ranks, as job.engine.grid says
   std::optional<LoadedModel> model;
 };
 // Collective. Sets job.load, and job.engine.max_context where --memory-fraction asks for it. `job`

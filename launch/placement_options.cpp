@@ -68,6 +68,16 @@ void add_placement_options(CLI::App& app, PlacementOptions& options) {
            "File of --record-expert-load, for --placement balanced and replicated");
 }
 
+void add_grid_options(CLI::App& app, GridOptions& options) {
+  const CLI::Range range(std::int64_t{0}, kUnbounded);
+  add_count(app, "--moe-ep", options.moe_ep, range,
+            "Groups of ranks, each with experts of its own; 0: the ranks over --moe-tp");
+  add_count(
+      app, "--moe-tp", options.moe_tp, range,
+      "Ranks of such a group, each with a slice of its experts; 0: the ranks over --moe-ep, or "
+      "1");
+}
+
 ExpertPlacement make_placement(const PlacementOptions& options, const ModelConfig& config,
                                int world_size) {
   const std::string& policy = options.policy;

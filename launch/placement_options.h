@@ -1,4 +1,5 @@
-// The options that say which rank holds which expert, and what follows from them.
+// The options that say which rank holds which experts, or parts of them, and what follows from
+// them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,8 +14,11 @@ namespace kdtree {
 // --placement, --expert-slots and --expert-load; `options` outlives `app`.
 void add_placement_options(CLI::App& app, PlacementOptions& options);
 
-// The placement of a model on world_size ranks. Reads files: in a run on rank 0 alone. InputError
-// names flag or file, key, value and what was expected.
+// --moe-ep and --moe-tp; `options` outlives `app`.
+void add_grid_options(CLI::App& app, GridOptions& options);
+
+// The placement of a model on world_size ranks (expert groups). Reads files: in a run on rank 0
+// alone. InputError names flag or file, key, value and what was expected.
 ExpertPlacement make_placement(const PlacementOptions& options, const ModelConfig& config,
                                int world_size);
 

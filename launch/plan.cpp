@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "core/check.h"
 #include "core/log.h"
+#include "placement/grid.h"
 #include "placement/placement_file.h"
 #include "placement_options.h"
 #include "result_output.h"
@@ -118,8 +119,9 @@ PlanJob make_job(const PlanOptions& options) {
   engine.tree_budget = options.tree_budget;
   engine.batch_size = options.batch_size;
   engine.exchange = find_exchange(options.exchange).value_or(ExchangeKind::kAllReduce);
+  engine.grid = make_grid(options.grid, job.run.num_ranks);
   engine.placement = std::make_shared<const ExpertPlacement>(
-      make_placement(options.placement, target, job.run.num_ranks));
+      make_placement(options.placement, target, engine.grid.moe_ep(job.run.num_ranks)));
   set_context(options, job);
   const bool exact = options.backend == "cpu" || options.dtype == "fp32";
   job.dtype = exact ? "fp32" : "bf16";
@@ -144,6 +146,10 @@ Json plan_json(const PlanOptions& options, const PlanJob& job, const RunPlan& pl
       {"dtype", job.dtype},
       {"mode", job.mode},
       {"exchange", exchange_name(job.run.engine.exchange)},
+      {"moe_ep", job.run.engine.grid.moe_ep(job.run.num_ranks)},
+      {"moe_tp", job.run.engine.grid.moe_tp},
+      {"attention_tp", job.run.engine.grid.attention_tp(job.run.num_ranks)},
+      {"attention_dp", job.run.engine.grid.attention_dp},
       {"placement", options.placement.policy},
       {"batch_size", options.batch_size},
       {"tree_nodes", step_sizes(job.source, job.run.engine).max_nodes},

@@ -65,6 +65,7 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
             fmt::format("Nodes of a draft tree without its root, 1 to {}", kMaxTreeBudget));
   add_choice(app, "--exchange", options.exchange, {"auto", "allreduce", "allgather", "alltoall"},
              "How tokens reach their experts; auto: allreduce");
+  add_grid_options(app, options.grid);
   add_placement_options(app, options.placement);
   add_path(app, "--write-placement", options.write_placement,
            "File that gets the placement, for --placement FILE");

@@ -21,6 +21,7 @@ struct PlanOptions {
   std::string mode = "auto";
   std::int64_t tree_budget = 16;
   std::string exchange = "auto";
+  GridOptions grid;
   PlacementOptions placement;
   std::string write_placement;  // file that gets the placement; empty: none
   std::string weights = "auto";

@@ -147,12 +147,22 @@ std::string model_name(const std::string& path) {
 
 Json facts_json(const RunFacts& facts) {
   const BuildInfo& build = build_info();
-  return {{"weights", facts.weights},      {"dtype", facts.dtype},
-          {"backend", facts.backend},      {"communicator", facts.communicator},
-          {"exchange", facts.exchange},    {"world_size", facts.world_size},
-          {"threads", facts.threads},      {"host", facts.host},
-          {"load", load_json(facts.load)}, {"device", device_json(facts.device)},
-          {"version", build.version},      {"commit", build.commit},
+  return {{"weights", facts.weights},
+          {"dtype", facts.dtype},
+          {"backend", facts.backend},
+          {"communicator", facts.communicator},
+          {"exchange", facts.exchange},
+          {"world_size", facts.world_size},
+          {"moe_ep", facts.grid.moe_ep(facts.world_size)},
+          {"moe_tp", facts.grid.moe_tp},
+          {"attention_tp", facts.grid.attention_tp(facts.world_size)},
+          {"attention_dp", facts.grid.attention_dp},
+          {"threads", facts.threads},
+          {"host", facts.host},
+          {"load", load_json(facts.load)},
+          {"device", device_json(facts.device)},
+          {"version", build.version},
+          {"commit", build.commit},
           {"compiler", build.compiler}};
 }
 

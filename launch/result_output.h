@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/parallel_grid.h"
 #include "config/run_config.h"
 #include "engine/exchange_counters.h"
 #include "engine/request.h"
@@ -25,6 +26,7 @@ struct RunFacts {
   LoadStatistics load;  // bytes of all ranks, seconds of the slowest
   DeviceFacts device;   // of rank 0
   int world_size = 1;
+  ParallelGrid grid = {};
   int threads = 1;
   std::int64_t batch_size = 1;
   std::int64_t tree_nodes = 1;  // of a step and sequence at most, root included

@@ -36,6 +36,7 @@ void add_backend_options(CLI::App& app, RunConfig& config) {
   add_choice(
       app, "--exchange", config.exchange, {"auto", "allreduce", "allgather", "alltoall"},
       "How tokens reach their experts; auto measures them at the start, for this model and batch");
+  add_grid_options(app, config.grid);
   add_placement_options(app, config.placement);
   add_choice(app, "--dtype", config.dtype, {"auto", "fp32", "bf16"},
              "fp32: exact; bf16: FP32 matrices rounded, on GPUs activations as well; auto: fp32 on "

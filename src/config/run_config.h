@@ -16,6 +16,12 @@ struct PlacementOptions {
   std::string expert_load;        // file of loads; balanced and replicated only
 };
 
+// How ranks share experts; 0: not given.
+struct GridOptions {
+  std::int64_t moe_ep = 0;  // groups of ranks, each with experts of its own
+  std::int64_t moe_tp = 0;  // ranks of such a group, each with a slice of every expert
+};
+
 struct RunConfig {
   std::string model;
   std::string draft;  // empty: the bundle's own drafter
@@ -41,6 +47,7 @@ struct RunConfig {
   std::string backend = "auto";
   std::string communicator = "auto";
   std::string exchange = "auto";
+  GridOptions grid;
   PlacementOptions placement;
   std::int64_t rebalance_every = 0;  // admitted prompts; 0: never
   std::string record_expert_load;    // file that gets the experts' loads; empty: none

@@ -60,10 +60,10 @@ StepShape step_shape(const EngineOptions& options, const StepSizes& sizes) {
 }  // namespace
 
 Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& backend,
-               Communicator& communicator, ProcessGroup& group)
+               const RankGroups& ranks, ProcessGroup& group)
     : options_(options),
       sizes_(step_sizes(model.source(), options)),
-      context_{backend, communicator},
+      context_{.backend = backend, .communicator = ranks.world(), .groups = ranks},
       group_(group),
       config_(model.source().target.config),
       vocabulary_(context_, config_, model.target_weights(),
@@ -99,7 +99,8 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
     if (group.rank() == 0) {
       counters_.emplace(
           ExchangeFacts{.kind = options.exchange,
-                        .fixed_counts = options.fixed_counts || communicator.capturable(),
+                        .fixed_counts = options.fixed_counts || context_.communicator.capturable(),
+                        .grid = options.grid,
                         .hidden_size = config_.hidden_size,
                         .num_experts_per_tok = config_.num_experts_per_tok,
                         .activation_dtype = backend.activation_dtype()},
@@ -109,7 +110,7 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
   check(options.batch_size < kMaxSequences, "a batch of {} sequences", options.batch_size);
   check(options.steps_ahead >= -1 && options.steps_ahead <= 1, "{} steps ahead",
         options.steps_ahead);
-  replayable_ = decoder_.replayable() && communicator.capturable();
+  replayable_ = decoder_.replayable() && ranks.world().capturable();
   const bool ahead =
       options.steps_ahead < 0 ? backend.asynchronous() && replayable_ : options.steps_ahead == 1;
   steps_ahead_ = ahead ? 1 : 0;

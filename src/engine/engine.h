@@ -37,10 +37,11 @@ class Engine {
   using OnStep = std::function<void(const StepView&)>;
   using OnScores = std::function<void(std::size_t index, std::span<const double> log_probs)>;
 
-  // Every rank makes one, with equal options. Allocates caches and workspaces; nothing is allocated
-  // on the device after that. All references outlive the engine.
+  // Every rank makes one, with equal options, whose grid is that of `ranks`. Allocates caches and
+  // workspaces; nothing is allocated on the device after that. All references, and the
+  // communicators of `ranks`, outlive the engine.
   Engine(const LoadedModel& model, const EngineOptions& options, Backend& backend,
-         Communicator& communicator, ProcessGroup& group);
+         const RankGroups& ranks, ProcessGroup& group);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();

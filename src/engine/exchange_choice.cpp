@@ -80,15 +80,17 @@ class ExchangeBench {
       weights = load_target(target_, ExpertPlacement(placement_), load, context_.backend);
     });
     const Moe moe(context_, config, weights, 0, placement_);
+    const TargetPartition partition = target_partition(config, load);
     const ExchangeSizes sizes{
         .max_rows = rows_,
+        .max_group_rows = rows_,
         .hidden_size = config.hidden_size,
         .num_experts_per_tok = config.num_experts_per_tok,
-        .moe_intermediate_size = config.moe_intermediate_size,
-        .shared_width = target_partition(config, load).shared_intermediate.size(),
-        .fixed_counts = options_.fixed_counts || context_.communicator.capturable()};
-    const auto exchange =
-        make_expert_exchange(kind, context_.backend, sizes, context_.communicator);
+        .moe_intermediate_size = partition.expert_intermediate.size(),
+        .shared_width = partition.shared_intermediate.size(),
+        .fixed_counts = options_.fixed_counts || context_.communicator.capturable(),
+        .grid = options_.grid};
+    const auto exchange = make_expert_exchange(kind, context_.backend, sizes, context_.groups);
     RouterWorkspace workspace(
         context_.backend, config,
         {.max_rows = rows_, .kept_layers = 1, .replicas = placement_.has_replicas()});

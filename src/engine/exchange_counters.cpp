@@ -13,33 +13,39 @@ namespace kdtree {
 
 namespace {
 
-// For each expert of a row the rank that computes it.
-class RankChoice {
+// For each expert of a row the expert group that computes it.
+class GroupChoice {
  public:
-  explicit RankChoice(const LayerPlacement& placement)
+  explicit GroupChoice(const LayerPlacement& placement)
       : offsets_(placement.replica_offsets()), slots_(placement.physical_slots()) {
-    for (int rank = 0; rank < placement.world_size(); ++rank) {
-      rank_of_slot_.insert(rank_of_slot_.end(), placement.experts_of(rank).size(), rank);
+    for (int group = 0; group < placement.world_size(); ++group) {
+      group_of_slot_.insert(group_of_slot_.end(), placement.experts_of(group).size(), group);
     }
   }
 
-  int rank_of(std::int32_t expert, std::uint32_t bits) const {
+  int group_of(std::int32_t expert, std::uint32_t bits) const {
     const auto first = static_cast<std::size_t>(offsets_[static_cast<std::size_t>(expert)]);
     const auto last = static_cast<std::size_t>(offsets_[static_cast<std::size_t>(expert) + 1]);
     const std::size_t place =
         first + choose_replica(bits, expert, static_cast<std::uint32_t>(last - first));
-    return rank_of_slot_[static_cast<std::size_t>(slots_[place])];
+    return group_of_slot_[static_cast<std::size_t>(slots_[place])];
   }
 
  private:
   std::vector<std::int32_t> offsets_;
   std::vector<std::int32_t> slots_;
-  std::vector<int> rank_of_slot_;
+  std::vector<int> group_of_slot_;
 };
 
-int owner_of(std::int64_t row, std::int64_t rows, int world_size) {
+// What a sum over `parts` ranks sends from one that has `own` of `all` elements: a reduce-scatter
+// what is not its own, an all-gather its own to each of the others.
+std::int64_t elements_of_sum(std::int64_t all, std::int64_t own, std::int64_t parts) {
+  return all - own + own * (parts - 1);
+}
+
+int owner_of(std::int64_t row, std::int64_t rows, int num_groups) {
   int owner = 0;
-  while (!partition(rows, world_size, owner).contains(row)) {
+  while (!partition(rows, num_groups, owner).contains(row)) {
     ++owner;
   }
   return owner;
@@ -76,67 +82,68 @@ void ExchangeCounters::add_layer(std::size_t index, std::span<const std::int32_t
                                  std::int64_t rows) {
   ExchangeLayer& layer = layers_[index];
   const LayerPlacement& placement = placement_.layer(layer.layer);
-  const RankChoice choice(placement);
-  const int world_size = placement.world_size();
-  const auto ranks = static_cast<std::size_t>(world_size);
+  const GroupChoice choice(placement);
+  const int num_groups = placement.world_size();
+  const auto groups = static_cast<std::size_t>(num_groups);
   const auto k = static_cast<std::size_t>(facts_.num_experts_per_tok);
-  std::vector<std::int64_t> expert_rows(ranks);
-  std::vector<std::int64_t> computed(ranks);
-  std::vector<std::int64_t> sent(ranks);      // own rows to others
-  std::vector<std::int64_t> returned(ranks);  // others' rows that were computed here
-  std::vector<std::set<std::int32_t>> touched(ranks);
+  // Of the expert groups; each of a group's ranks has a slice of all of it.
+  std::vector<std::int64_t> expert_rows(groups);
+  std::vector<std::int64_t> computed(groups);
+  std::vector<std::int64_t> sent(groups);      // own rows to others
+  std::vector<std::int64_t> returned(groups);  // others' rows that were computed here
+  std::vector<std::set<std::int32_t>> touched(groups);
   for (std::int64_t row = 0; row < rows; ++row) {
-    const auto owner = static_cast<std::size_t>(owner_of(row, rows, world_size));
+    const auto owner = static_cast<std::size_t>(owner_of(row, rows, num_groups));
     const auto experts = expert_ids.subspan(static_cast<std::size_t>(row) * k, k);
     const std::uint32_t bits = row_bits(experts.data(), facts_.num_experts_per_tok);
-    std::vector<bool> goes_to(ranks, false);
+    std::vector<bool> goes_to(groups, false);
     for (const std::int32_t expert : experts) {
-      const auto rank = static_cast<std::size_t>(choice.rank_of(expert, bits));
-      ++expert_rows[rank];
-      touched[rank].insert(expert);
-      goes_to[rank] = true;
+      const auto group = static_cast<std::size_t>(choice.group_of(expert, bits));
+      ++expert_rows[group];
+      touched[group].insert(expert);
+      goes_to[group] = true;
     }
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      if (goes_to[rank]) {
-        ++computed[rank];
-        sent[owner] += rank == owner ? 0 : 1;
-        returned[rank] += rank == owner ? 0 : 1;
+    for (std::size_t group = 0; group < groups; ++group) {
+      if (goes_to[group]) {
+        ++computed[group];
+        sent[owner] += group == owner ? 0 : 1;
+        returned[group] += group == owner ? 0 : 1;
       }
     }
   }
   const bool messages = facts_.kind == ExchangeKind::kAllToAll;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    ExchangeCount& count = layer.ranks[rank];
-    count.expert_rows += expert_rows[rank];
-    count.rows_computed += computed[rank];
-    count.rows_dispatched += messages ? sent[rank] : 0;
-    count.experts_touched += std::ssize(touched[rank]);
-    count.bytes_sent +=
-        messages ? bytes_of_messages(rows, static_cast<int>(rank), sent[rank], returned[rank])
-                 : bytes_of_sums(rows, static_cast<int>(rank));
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const auto group = static_cast<std::size_t>(facts_.grid.expert_group(rank));
+    ExchangeCount& count = layer.ranks[static_cast<std::size_t>(rank)];
+    count.expert_rows += expert_rows[group];
+    count.rows_computed += computed[group];
+    count.rows_dispatched += messages ? sent[group] : 0;
+    count.experts_touched += std::ssize(touched[group]);
+    count.bytes_sent += messages ? bytes_of_messages(rows, rank, sent[group], returned[group])
+                                 : bytes_of_sums(rows, rank);
   }
   sum_of_largest_[index] +=
       static_cast<double>(*std::max_element(expert_rows.begin(), expert_rows.end()));
   sum_of_means_[index] += static_cast<double>(std::accumulate(expert_rows.begin(),
                                                               expert_rows.end(), std::int64_t{0})) /
-                          static_cast<double>(ranks);
+                          static_cast<double>(groups);
 }
 
-// A reduce-scatter sends what is not the rank's own, an all-gather its own to every other rank.
 std::int64_t ExchangeCounters::bytes_of_sums(std::int64_t rows, int rank) const {
-  const int world_size = placement_.world_size();
   // all-reduce is cut between elements, allgather between rows.
   const std::int64_t unit = facts_.kind == ExchangeKind::kAllGather ? facts_.hidden_size : 1;
   const std::int64_t all = rows * facts_.hidden_size;
-  const std::int64_t own = partition(all, world_size, rank, unit).size();
-  return (all - own + own * (world_size - 1)) * dtype_bytes(facts_.activation_dtype);
+  return elements_of_sum(all, partition(all, world_size(), rank, unit).size(), world_size()) *
+         dtype_bytes(facts_.activation_dtype);
 }
 
-// Dispatch, the way back and the gathering of own rows (see ExpertExchange).
+// Dispatch, the way back, the sum over a group's slices and the gathering of its rows (see
+// ExpertExchange).
 std::int64_t ExchangeCounters::bytes_of_messages(std::int64_t rows, int rank, std::int64_t sent,
                                                  std::int64_t returned) const {
   const std::int64_t others = placement_.world_size() - 1;
-  const std::int64_t own = partition(rows, placement_.world_size(), rank).size();
+  const ParallelGrid& grid = facts_.grid;
+  const std::int64_t own = partition(rows, placement_.world_size(), grid.expert_group(rank)).size();
   if (facts_.fixed_counts) {
     sent = own * others;
     returned = rows - own;
@@ -144,13 +151,17 @@ std::int64_t ExchangeCounters::bytes_of_messages(std::int64_t rows, int rank, st
   const std::int64_t message =
       dispatch_message(facts_.hidden_size, facts_.num_experts_per_tok, facts_.activation_dtype)
           .bytes;
-  return sent * message +
-         (returned + own * others) * facts_.hidden_size * dtype_bytes(facts_.activation_dtype);
+  const std::int64_t own_elements = own * facts_.hidden_size;
+  const std::int64_t sliced = elements_of_sum(
+      own_elements, partition(own_elements, grid.moe_tp, grid.expert_slice(rank)).size(),
+      grid.moe_tp);
+  return sent * message + (returned * facts_.hidden_size + sliced + own_elements * others) *
+                              dtype_bytes(facts_.activation_dtype);
 }
 
 ExchangeReport ExchangeCounters::report(std::span<const ExchangeTimes> times) const {
   ExchangeReport report{.num_steps = num_steps_, .layers = layers_};
-  const auto ranks = static_cast<std::size_t>(placement_.world_size());
+  const auto ranks = static_cast<std::size_t>(world_size());
   const auto steps = static_cast<std::size_t>(num_steps_);
   check(times.size() == ranks * steps * layers_.size(),
         "{} exchange times of {} ranks, {} steps and {} layers", times.size(), ranks, steps,

@@ -17,6 +17,7 @@ namespace kdtree {
 struct ExchangeFacts {
   ExchangeKind kind = ExchangeKind::kAllReduce;
   bool fixed_counts = false;  // ExchangeSizes::fixed_counts
+  ParallelGrid grid = {};     // without attention groups
   std::int64_t hidden_size = 0;
   std::int64_t num_experts_per_tok = 0;
   DType activation_dtype = DType::kFloat32;
@@ -27,8 +28,8 @@ struct ExchangeFacts {
 struct ExchangeCount {
   std::int64_t expert_rows = 0;    // pairs of a row and an expert that were computed here
   std::int64_t rows_computed = 0;  // rows with at least one expert here
-  // Pairs of a row of this rank and another rank that has one of its experts: what an all-to-all
-  // has to send. 0 under the other exchanges, where every rank has all rows.
+  // Pairs of a row of this rank's expert group and another group that has one of its experts: what
+  // an all-to-all has to send. 0 under the other exchanges, where every rank has all rows.
   std::int64_t rows_dispatched = 0;
   // Bytes that this rank sends to others: messages as they are, of all-reduce what a reduce-scatter
   // and an all-gather of it send, the least that gives every rank the sum.
@@ -66,7 +67,7 @@ class ExchangeCounters {
   ExchangeCounters(const ExchangeFacts& facts, const ExpertPlacement& placement,
                    std::vector<std::int64_t> layers);
 
-  // Where experts are from now on.
+  // Where experts are from now on: on which expert group of the grid.
   void set_placement(const ExpertPlacement& placement) { placement_ = placement; }
   // Counts a step: expert_ids [layers, rows, num_experts_per_tok] logical experts.
   void add_step(std::span<const std::int32_t> expert_ids);
@@ -75,6 +76,7 @@ class ExchangeCounters {
 
  private:
   void add_layer(std::size_t index, std::span<const std::int32_t> expert_ids, std::int64_t rows);
+  int world_size() const { return placement_.world_size() * facts_.grid.moe_tp; }
   std::int64_t bytes_of_sums(std::int64_t rows, int rank) const;
   std::int64_t bytes_of_messages(std::int64_t rows, int rank, std::int64_t sent,
                                  std::int64_t returned) const;

@@ -49,6 +49,7 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   sizes.decoder.fixed_counts = options.fixed_counts;
   sizes.decoder.count_experts = options.count_experts;
   sizes.decoder.placement = options.placement;
+  sizes.decoder.grid = options.grid;
   sizes.drafter.num_slots = options.batch_size;
   sizes.drafter.capacity = last_prefix + sizes.max_path;
   sizes.drafter.max_context_rows =
@@ -72,14 +73,14 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
 
 ExpertPlacement expert_placement(const ModelConfig& config, const EngineOptions& options,
                                  int world_size) {
+  const int groups = options.grid.moe_ep(world_size);
   if (!options.placement) {
-    return ExpertPlacement::linear(config.n_routed_experts, world_size);
+    return ExpertPlacement::linear(config.n_routed_experts, groups);
   }
   const ExpertPlacement& placement = *options.placement;
-  check(placement.n_routed_experts() == config.n_routed_experts &&
-            placement.world_size() == world_size,
+  check(placement.n_routed_experts() == config.n_routed_experts && placement.world_size() == groups,
         "a placement of {} experts on {} ranks for a model of {} on {}",
-        placement.n_routed_experts(), placement.world_size(), config.n_routed_experts, world_size);
+        placement.n_routed_experts(), placement.world_size(), config.n_routed_experts, groups);
   return placement;
 }
 
@@ -88,6 +89,7 @@ LoadOptions rank_load_options(const LoadOptions& load, int rank, int world_size,
   LoadOptions result = load;
   result.rank = rank;
   result.world_size = world_size;
+  result.grid = options.grid;
   result.replicate_shared_experts = options.exchange == ExchangeKind::kAllToAll;
   return result;
 }

@@ -49,7 +49,9 @@ struct EngineOptions {
   bool count_experts = false;  // Engine::expert_loads()
   // Engine::exchange_report(); needs record_experts and at most kMostCountedLayers with experts
   bool count_exchanges = false;
-  // Which rank holds which routed expert, equal on every rank; nullptr: ExpertPlacement::linear.
+  ParallelGrid grid = {};
+  // Which expert group (one a rank, unless the grid says otherwise) holds which routed expert,
+  // equal on every rank; nullptr: ExpertPlacement::linear.
   std::shared_ptr<const ExpertPlacement> placement = {};
 };
 
@@ -78,7 +80,8 @@ struct StepSizes {
 };
 StepSizes step_sizes(const ModelSource& source, const EngineOptions& options);
 
-// That of the options, for a run of world_size ranks. Error if it is for other ranks or experts.
+// That of the options, on the expert groups of world_size ranks. Error if it is for other groups or
+// experts.
 ExpertPlacement expert_placement(const ModelConfig& config, const EngineOptions& options,
                                  int world_size);
 

@@ -13,9 +13,9 @@ std::int64_t most_own_rows(const ExchangeSizes& sizes, int world_size) {
 }  // namespace
 
 AllGatherExchange::AllGatherExchange(Backend& backend, const ExchangeSizes& sizes,
-                                     const Communicator& communicator)
-    : rank_(communicator.rank()),
-      world_size_(communicator.world_size()),
+                                     const RankGroups& groups)
+    : rank_(groups.world().rank()),
+      world_size_(groups.world().world_size()),
       local_(backend, sizes),
       own_y_(backend, backend.activation_dtype(),
              Shape{most_own_rows(sizes, world_size_), sizes.hidden_size}),

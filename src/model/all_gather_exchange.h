@@ -9,7 +9,7 @@ namespace kdtree {
 
 class AllGatherExchange final : public ExpertExchange {
  public:
-  AllGatherExchange(Backend& backend, const ExchangeSizes& sizes, const Communicator& communicator);
+  AllGatherExchange(Backend& backend, const ExchangeSizes& sizes, const RankGroups& groups);
 
   std::string name() const override { return "allgather"; }
   bool replayable() const override { return true; }

@@ -7,16 +7,33 @@ namespace kdtree {
 
 namespace {
 
+// How the expert groups own rows.
+struct Owners {
+  int num_ranks = 1;  // expert groups
+  bool by_group = false;
+  int num_owners = 1;  // that share rows with this one
+};
+
+Owners owners_of(const ParallelGrid& grid, int world_size) {
+  const bool nested = grid.attention_tp(world_size) % grid.moe_tp == 0;
+  const int ranks = grid.moe_ep(world_size);
+  const bool by_group = nested && grid.attention_dp > 1;
+  return {.num_ranks = ranks,
+          .by_group = by_group,
+          .num_owners = by_group ? ranks / grid.attention_dp : ranks};
+}
+
 struct RowLimits {
   std::int64_t own = 0;       // rows that a rank owns
   std::int64_t sent = 0;      // messages to all ranks: own rows, each to every rank at most
   std::int64_t received = 0;  // every row may come here
 };
 
-RowLimits row_limits(const ExchangeSizes& sizes, int world_size) {
+RowLimits row_limits(const ExchangeSizes& sizes, const Owners& owners) {
+  const std::int64_t divided = owners.by_group ? sizes.max_group_rows : sizes.max_rows;
   RowLimits limits;
-  limits.own = (sizes.max_rows + world_size - 1) / world_size;
-  limits.sent = limits.own * world_size;
+  limits.own = (divided + owners.num_owners - 1) / owners.num_owners;
+  limits.sent = limits.own * owners.num_ranks;
   limits.received = sizes.max_rows;
   return limits;
 }
@@ -39,12 +56,16 @@ TensorView part_of(const TensorView& messages, std::int64_t offset, DType dtype,
 }  // namespace
 
 AllToAllExchange::AllToAllExchange(Backend& backend, const ExchangeSizes& sizes,
-                                   const Communicator& communicator)
-    : rank_(communicator.rank()),
-      world_size_(communicator.world_size()),
+                                   const RankGroups& groups)
+    : rank_(groups.expert_group()),
+      num_ranks_(groups.moe_ep()),
+      sliced_(groups.grid().moe_tp > 1),
       fixed_counts_(sizes.fixed_counts),
       message_(message_of(backend, sizes)) {
-  const RowLimits limits = row_limits(sizes, world_size_);
+  const Owners owners = owners_of(groups.grid(), groups.world().world_size());
+  num_owners_ = owners.num_owners;
+  by_group_ = owners.by_group;
+  const RowLimits limits = row_limits(sizes, owners);
   const DType dtype = backend.activation_dtype();
   sent_ = DeviceTensor(backend, DType::kUInt8, Shape{limits.sent, message_.bytes});
   received_ = DeviceTensor(backend, DType::kUInt8, Shape{limits.received, message_.bytes});
@@ -52,13 +73,13 @@ AllToAllExchange::AllToAllExchange(Backend& backend, const ExchangeSizes& sizes,
   returned_ = DeviceTensor(backend, dtype, Shape{limits.sent, sizes.hidden_size});
   own_y_ = DeviceTensor(backend, dtype, Shape{limits.own, sizes.hidden_size});
   row_indices_ = DeviceTensor(backend, DType::kInt32, Shape{limits.sent});
-  own_counts_ = DeviceTensor(backend, DType::kInt64, Shape{world_size_});
-  counts_ = DeviceTensor(backend, DType::kInt64, Shape{world_size_, world_size_});
+  own_counts_ = DeviceTensor(backend, DType::kInt64, Shape{num_ranks_});
+  counts_ = DeviceTensor(backend, DType::kInt64, Shape{num_ranks_, num_ranks_});
   experts_workspace_ =
       DeviceTensor(backend, DType::kUInt8, Shape{experts_workspace_bytes(backend, sizes)});
   mlp_workspace_ = MlpWorkspace(backend, sizes.shared_width, limits.own);
 
-  const auto ranks = static_cast<std::size_t>(world_size_);
+  const auto ranks = static_cast<std::size_t>(num_ranks_);
   all_counts_.resize(ranks * ranks);
   rows_to_.resize(ranks);
   rows_from_.resize(ranks);
@@ -67,10 +88,11 @@ AllToAllExchange::AllToAllExchange(Backend& backend, const ExchangeSizes& sizes,
 
 std::int64_t AllToAllExchange::bytes(const MemoryTraits& traits, const ExchangeSizes& sizes,
                                      int world_size) {
-  const RowLimits limits = row_limits(sizes, world_size);
+  const Owners owners = owners_of(sizes.grid, world_size);
+  const RowLimits limits = row_limits(sizes, owners);
   const DType dtype = traits.activation_dtype();
   const std::int64_t activation = sizes.hidden_size * dtype_bytes(dtype);
-  const std::int64_t ranks = world_size;
+  const std::int64_t ranks = owners.num_ranks;
   // row_indices_; own_counts_ and counts_.
   const std::int64_t indices = limits.sent * 4;
   const std::int64_t counts = ranks * (1 + ranks) * 8;
@@ -86,15 +108,15 @@ void AllToAllExchange::plan(const ModelContext& context, const RoutedRows& own,
   backend.plan_dispatch({.expert_ids = own.targets,
                          .rank_of = experts.placement->ranks(),
                          .places_a_rank = fixed_counts_ ? num_own : 0,
-                         .row_indices = row_indices_.rows(num_own * world_size_),
+                         .row_indices = row_indices_.rows(num_own * num_ranks_),
                          .counts = own_counts_.view()});
   if (fixed_counts_) {
     std::fill(rows_to_.begin(), rows_to_.end(), num_own);
     rows_from_ = own_rows_;
     return;
   }
-  context.communicator.all_gather(own_counts_.view(), counts_.view(), backend.stream(),
-                                  {.what = "dispatch counts", .layer = experts.layer});
+  context.groups.experts().all_gather(own_counts_.view(), counts_.view(), backend.stream(),
+                                      {.what = "dispatch counts", .layer = experts.layer});
   counts_.download(backend, std::span(all_counts_));
   backend.synchronize();
   const auto rank = static_cast<std::size_t>(rank_);
@@ -116,23 +138,31 @@ RoutedRows AllToAllExchange::dispatch(const ModelContext& context, const RoutedR
                          .expert_weights = own.expert_weights,
                          .row_indices = row_indices_.rows(num_sent),
                          .messages = sent});
-  context.communicator.all_to_all(sent, received, {.rows_to = rows_to_, .rows_from = rows_from_},
-                                  backend.stream(), {.what = "dispatch", .layer = experts.layer});
+  context.groups.experts().all_to_all(
+      sent, received, {.rows_to = rows_to_, .rows_from = rows_from_}, backend.stream(),
+      {.what = "dispatch", .layer = experts.layer});
   const std::int64_t k = own.targets.size(1);
   return {.x = part_of(received, 0, backend.activation_dtype(), own.x.size(1)),
           .targets = part_of(received, message_.ids_offset, DType::kInt32, k),
           .expert_weights = part_of(received, message_.weights_offset, DType::kFloat32, k)};
 }
 
+Range AllToAllExchange::divide(const RoutedRows& rows) {
+  const std::int64_t num_rows = rows.x.size(0);
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const auto group = static_cast<std::size_t>(rank / num_owners_);
+    const std::int64_t divided = by_group_ ? rows.rows_of_groups[group] : num_rows;
+    own_rows_[static_cast<std::size_t>(rank)] =
+        partition(divided, num_owners_, rank % num_owners_).size();
+  }
+  return partition(num_rows, num_owners_, rank_ % num_owners_);
+}
+
 void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& rows,
                                const LayerExperts& experts, const TensorView& y) {
   Backend& backend = context.backend;
-  const std::int64_t num_rows = rows.x.size(0);
-  const Range own = partition(num_rows, world_size_, rank_);
+  const Range own = divide(rows);
   const std::int64_t layer = experts.layer;
-  for (int rank = 0; rank < world_size_; ++rank) {
-    own_rows_[static_cast<std::size_t>(rank)] = partition(num_rows, world_size_, rank).size();
-  }
   const RoutedRows own_rows = {.x = rows.x.rows(own.begin, own.size()),
                                .targets = rows.targets.rows(own.begin, own.size()),
                                .expert_weights = rows.expert_weights.rows(own.begin, own.size())};
@@ -154,9 +184,9 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
   // shared experts.
   const std::int64_t num_sent = sum(rows_to_);
   const TensorView returned = returned_.rows(num_sent);
-  context.communicator.all_to_all(computed, returned,
-                                  {.rows_to = rows_from_, .rows_from = rows_to_}, backend.stream(),
-                                  {.what = "combine", .layer = layer});
+  context.groups.experts().all_to_all(computed, returned,
+                                      {.rows_to = rows_from_, .rows_from = rows_to_},
+                                      backend.stream(), {.what = "combine", .layer = layer});
   const TensorView own_y = own_y_.rows(own.size());
   if (experts.shared != nullptr) {
     experts.shared->forward(backend, own_rows.x, mlp_workspace_, own_y);
@@ -164,8 +194,15 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
     backend.fill_zero(own_y);
   }
   backend.add_rows(returned, row_indices_.rows(num_sent), own_y);
-  context.communicator.all_gather_rows(own_y, y, own_rows_, backend.stream(),
-                                       {.what = "gather rows", .layer = layer});
+  if (sliced_) {
+    context.groups.slices().all_reduce_sum(own_y, backend.stream(),
+                                           {.what = "slices of experts", .layer = layer});
+  }
+  Communicator& owners = by_group_ ? context.groups.owners() : context.groups.experts();
+  const auto first = static_cast<std::size_t>(rank_ / num_owners_ * num_owners_);
+  owners.all_gather_rows(own_y, y,
+                         std::span(own_rows_).subspan(first, static_cast<std::size_t>(num_owners_)),
+                         backend.stream(), {.what = "gather rows", .layer = layer});
   mark(context, ExchangeMark::kEnd);
 }
 

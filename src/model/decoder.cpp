@@ -28,13 +28,15 @@ MlaShape local_shape(const ModelConfig& config, const TargetPartition& partition
 }
 
 ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& partition,
-                             std::int64_t max_rows) {
-  return {.max_rows = max_rows,
+                             const DecoderOptions& options) {
+  return {.max_rows = options.max_rows,
+          .max_group_rows = options.max_rows,
           .hidden_size = config.hidden_size,
           .num_experts_per_tok = config.num_experts_per_tok,
-          .moe_intermediate_size = config.moe_intermediate_size,
+          .moe_intermediate_size = partition.expert_intermediate.size(),
           .shared_width = partition.shared_intermediate.size(),
-          .fixed_counts = false};
+          .fixed_counts = options.fixed_counts,
+          .grid = options.grid};
 }
 
 // Rows of Decoder::expert_counts().
@@ -80,6 +82,7 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
       attention_workspace_(context.backend, config_, shape_, options.max_rows),
       router_workspace_(context.backend, config_, router_sizes(config_, target.placement, options)),
       mlp_workspace_(context.backend, target.partition.intermediate.size(), options.max_rows) {
+  check(options.grid == context.groups.grid(), "a decoder and its context with different grids");
   const ModelConfig& config = target.config;
   const WeightStore& weights = target.weights;
   Backend& backend = context.backend;
@@ -104,9 +107,9 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
     layers_.push_back(std::move(built));
   }
   if (num_moe > 0) {
-    ExchangeSizes sizes = exchange_sizes(config, target.partition, options.max_rows);
+    ExchangeSizes sizes = exchange_sizes(config, target.partition, options);
     sizes.fixed_counts = options.fixed_counts || context.communicator.capturable();
-    exchange_ = make_expert_exchange(options.exchange, backend, sizes, context.communicator);
+    exchange_ = make_expert_exchange(options.exchange, backend, sizes, context.groups);
   }
   hidden_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
   normed_ = DeviceTensor(backend, dtype, Shape{options.max_rows, config.hidden_size});
@@ -125,8 +128,9 @@ std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelCon
   const DType dtype = traits.activation_dtype();
   const auto num_taps = static_cast<std::int64_t>(options.target_layer_ids.size());
   const ExpertPlacement placement =
-      options.placement ? *options.placement
-                        : ExpertPlacement::linear(config.n_routed_experts, world_size);
+      options.placement
+          ? *options.placement
+          : ExpertPlacement::linear(config.n_routed_experts, options.grid.moe_ep(world_size));
   std::int64_t sum =
       AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
       RouterWorkspace::bytes(config, router_sizes(config, placement, options)) +
@@ -140,8 +144,8 @@ std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelCon
     }
   }
   if (config.num_moe_layers() > 0) {
-    sum += exchange_bytes(options.exchange, traits,
-                          exchange_sizes(config, partition, options.max_rows), world_size);
+    sum += exchange_bytes(options.exchange, traits, exchange_sizes(config, partition, options),
+                          world_size);
   }
   return sum;
 }

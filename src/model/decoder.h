@@ -30,6 +30,7 @@ struct DecoderOptions {
   bool fixed_counts = false;
   // Rows that choose each expert are counted: expert_counts().
   bool count_experts = false;
+  ParallelGrid grid = {};  // the context's
   // What the target's placement will be, for workspace_bytes; nullptr: linear.
   std::shared_ptr<const ExpertPlacement> placement = {};
 };

@@ -35,14 +35,14 @@ std::optional<ExchangeKind> find_exchange(std::string_view name) {
 
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
                                                      const ExchangeSizes& sizes,
-                                                     Communicator& communicator) {
+                                                     const RankGroups& groups) {
   switch (kind) {
     case ExchangeKind::kAllReduce:
       return std::make_unique<AllReduceExchange>(backend, sizes);
     case ExchangeKind::kAllGather:
-      return std::make_unique<AllGatherExchange>(backend, sizes, communicator);
+      return std::make_unique<AllGatherExchange>(backend, sizes, groups);
     case ExchangeKind::kAllToAll:
-      return std::make_unique<AllToAllExchange>(backend, sizes, communicator);
+      return std::make_unique<AllToAllExchange>(backend, sizes, groups);
   }
   check(false, "unknown exchange");
   return nullptr;

@@ -11,6 +11,11 @@
 //              order; it computes the shared experts of its rows itself, whole; an all-gather then
 //              gives every rank all rows.
 //
+// Where experts are cut into slices (moe_tp), each rank has those of its expert group. allreduce
+// sums them up with all else. Under alltoall an expert group owns rows together: each of its ranks
+// sends them to the ranks that have its slices in other groups, and computes its slice of the
+// shared experts; a sum over the group comes before the all-gather.
+//
 // In all of them a row's result does not depend on the other rows: experts are added in the
 // router's order within a rank, ranks in rank order, and which replica of an expert a row takes
 // follows from the row's own experts (kernels/replica_choice.h). What an expert gives for a row has
@@ -22,6 +27,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,22 +41,27 @@ namespace kdtree {
 
 struct ExchangeSizes {
   std::int64_t max_rows = 0;
+  std::int64_t max_group_rows = 0;  // of an attention group
   std::int64_t hidden_size = 0;
   std::int64_t num_experts_per_tok = 0;
-  std::int64_t moe_intermediate_size = 0;
-  std::int64_t shared_width = 0;  // of this rank's part of the shared experts; 0 without
-  bool fixed_counts = false;      // alltoall: message counts that depend on the sizes alone
+  std::int64_t moe_intermediate_size = 0;  // of this rank's slices
+  std::int64_t shared_width = 0;           // of this rank's part of the shared experts; 0 without
+  bool fixed_counts = false;  // alltoall: message counts that depend on the sizes alone
+  ParallelGrid grid = {};
 };
 
 // What Backend::experts needs for max_rows rows.
 std::int64_t experts_workspace_bytes(const MemoryTraits& traits, const ExchangeSizes& sizes);
 
-// Rows with the router's decision; all on every rank.
+// Rows with the router's decision: all of a call, alike on every rank, or, where the exchange works
+// by_group(), those of this rank's attention group, alike on its ranks.
 struct RoutedRows {
   ConstTensorView x;  // [rows, hidden]
   // [rows, num_experts_per_tok] logical experts or, where the layer has replicas, physical slots
   ConstTensorView targets;
   ConstTensorView expert_weights;  // [rows, num_experts_per_tok]
+  // [attention_dp] rows of each attention group; where the exchange works by_group() only
+  std::span<const std::int64_t> rows_of_groups = {};
 };
 
 // What a layer's experts are on this rank.
@@ -81,7 +92,9 @@ class ExpertExchange {
   // Whether forward() neither asks the host nor changes its calls with the rows' routing, so that
   // it can be recorded.
   virtual bool replayable() const = 0;
-  // y [rows, hidden] = routed + shared experts of every row, complete on every rank.
+  // Whether a rank gives and gets the rows of its attention group alone, rather than all rows.
+  virtual bool by_group() const { return false; }
+  // y [rows, hidden] = routed + shared experts of every row, complete on every rank that gave it.
   virtual void forward(const ModelContext& context, const RoutedRows& rows,
                        const LayerExperts& experts, const TensorView& y) = 0;
 
@@ -111,9 +124,9 @@ std::optional<ExchangeKind> find_exchange(std::string_view name);
 
 std::unique_ptr<ExpertExchange> make_expert_exchange(ExchangeKind kind, Backend& backend,
                                                      const ExchangeSizes& sizes,
-                                                     Communicator& communicator);
+                                                     const RankGroups& groups);
 
-// Device memory that make_expert_exchange takes on a rank.
+// Device memory that make_expert_exchange takes on one of `world_size` ranks.
 std::int64_t exchange_bytes(ExchangeKind kind, const MemoryTraits& traits,
                             const ExchangeSizes& sizes, int world_size);
 

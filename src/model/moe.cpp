@@ -51,7 +51,7 @@ std::int64_t RouterWorkspace::bytes(const ModelConfig& config, const RouterSizes
 
 Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
          std::int64_t layer, const LayerPlacement& placement)
-    : layer_(layer), placement_(context.backend, placement, context.communicator.rank()) {
+    : layer_(layer), placement_(context.backend, placement, context.groups.expert_group()) {
   const std::string prefix = fmt::format("model.layers.{}.mlp.", layer);
   gate_ = weights.matrix(prefix + "gate.weight");
   router_.scoring =
@@ -69,7 +69,7 @@ Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightSto
   std::vector<WeightView> gate;
   std::vector<WeightView> up;
   std::vector<WeightView> down;
-  for (const std::int64_t expert : placement.experts_of(context.communicator.rank())) {
+  for (const std::int64_t expert : placement.experts_of(context.groups.expert_group())) {
     const std::string expert_prefix = fmt::format("{}experts.{}.", prefix, expert);
     gate.push_back(weights.matrix(expert_prefix + "gate_proj.weight"));
     up.push_back(weights.matrix(expert_prefix + "up_proj.weight"));
@@ -106,7 +106,7 @@ void Moe::forward(const ModelContext& context, const ConstTensorView& x, const R
 }
 
 void Moe::set_placement(const ModelContext& context, const LayerPlacement& placement) {
-  placement_.update(context.backend, placement, context.communicator.rank());
+  placement_.update(context.backend, placement, context.groups.expert_group());
 }
 
 }  // namespace kdtree

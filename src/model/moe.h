@@ -47,8 +47,8 @@ class RouterWorkspace {
 
 class Moe {
  public:
-  // Takes the experts that `placement`, of this layer, gives to this rank. `weights` outlives the
-  // layer.
+  // Takes the experts that `placement`, of this layer, gives to this rank's expert group. `weights`
+  // outlives the layer.
   Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
       std::int64_t layer, const LayerPlacement& placement);
 

@@ -10,7 +10,7 @@ namespace kdtree {
 
 class PlacementTables {
  public:
-  // As `rank` needs it.
+  // As `rank` of the placement (an expert group) needs it.
   PlacementTables(Backend& backend, const LayerPlacement& placement, int rank);
 
   // Takes another placement in the same memory, so that recorded steps follow it. Not while a step
@@ -20,7 +20,7 @@ class PlacementTables {
   // With replicas, experts are dispatched by the physical slots that choose_replicas takes;
   // without, by their own numbers.
   bool has_replicas() const { return has_replicas_; }
-  // [targets] slot on this rank, or -1; and the rank that holds it.
+  // [targets] slot on this rank, or -1; and the rank (expert group) that holds it.
   ConstTensorView slots_here() const { return slots_here_.view(); }
   ConstTensorView ranks() const { return ranks_.view(); }
   // Of choose_replicas; only with replicas.

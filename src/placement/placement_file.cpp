@@ -72,8 +72,9 @@ ExpertPlacement read_placement(const std::string& path, const ModelConfig& confi
   const ConfigReader file(json, path);
   check_header(file, kPlacementFormat, config);
   const nlohmann::json* ranks = file.find("ranks");
-  file.require(ranks != nullptr && *ranks == world_size, "ranks",
-               fmt::format("{}, as many as this run has", world_size));
+  file.require(
+      ranks != nullptr && *ranks == world_size, "ranks",
+      fmt::format("{}, as many as this run has (expert groups, with --moe-tp)", world_size));
   const LayerPlacement linear =
       ExpertPlacement::linear(config.n_routed_experts, world_size).layer(0);
   std::vector<LayerPlacement> layers(

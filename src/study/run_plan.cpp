@@ -61,7 +61,10 @@ class WeightPlans {
     const auto set = [&shares](WeightKind kind, const Range& range) {
       shares[static_cast<std::size_t>(kind)] = range.size();
     };
-    set(WeightKind::kRoutedExperts, {0, num_slots(load.rank)});
+    // Slots and the width of their slices as one number.
+    set(WeightKind::kRoutedExperts,
+        {0, num_slots(load.grid.expert_group(load.rank)) * (config.moe_intermediate_size + 1) +
+                part.expert_intermediate.size()});
     set(WeightKind::kSharedExperts, part.shared_intermediate);
     set(WeightKind::kDenseLayers, part.intermediate);
     set(WeightKind::kAttention, part.heads);
@@ -69,13 +72,13 @@ class WeightPlans {
     return shares;
   }
 
-  // Of the rank, in all layers.
-  std::int64_t num_slots(int rank) const {
+  // Of the expert group, in all layers.
+  std::int64_t num_slots(int group) const {
     const ModelConfig& config = source_.target.config;
     std::int64_t sum = 0;
     for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
       if (config.is_moe_layer(layer)) {
-        sum += std::ssize(placement_.layer(layer).experts_of(rank));
+        sum += std::ssize(placement_.layer(layer).experts_of(group));
       }
     }
     return sum;

@@ -54,7 +54,8 @@ class Planner {
  private:
   // Whether this rank has the routed expert that the tensor belongs to.
   bool holds(const ExpertPlacement& placement, const TensorSpec& spec) const {
-    return placement.layer(spec.layer).holds(input_.options.rank, spec.expert);
+    return placement.layer(spec.layer)
+        .holds(input_.options.grid.expert_group(input_.options.rank), spec.expert);
   }
 
   const StoredCopy& choose(const TensorSpec& spec, const StoredCopies& copies) const {
@@ -88,7 +89,7 @@ class Planner {
 
   // Columns of packed rows can be divided between groups only.
   void check_cuts(const TensorSpec& spec, const StoredCopy& copy) const {
-    if (copy.form != StorageForm::kInt4 || !spec.split.by_columns || spec.expert >= 0 ||
+    if (copy.form != StorageForm::kInt4 || !spec.split.by_columns ||
         input_.options.world_size == 1) {
       return;
     }
@@ -233,7 +234,7 @@ class Planner {
       require_stored(*region.scales, stored_scales(region));
     }
     if (spec.split.part != PartOf::kNothing) {
-      share_checksums(region);
+      share_checksums(spec, region);
     }
     if (region.device_bytes() > 0) {
       plan_.regions.push_back(region);
@@ -258,24 +259,33 @@ class Planner {
 
   // Tensors that the ranks read in parts: each is read whole by one of them. Who reads all of it
   // anyway verifies it on the way.
-  void share_checksums(const LoadRegion& region) {
+  void share_checksums(const TensorSpec& spec, const LoadRegion& region) {
     if (!input_.options.verify_checksums || input_.options.world_size == 1) {
       return;
     }
     const bool whole = stored_values(region) == stored_extent(*region.values);
     // Block scales are always read whole; group scales go with the rows.
     const bool scales_whole = region.decode == LoadRegion::Decode::kFloat8 || whole;
-    add_checksum(region.values, whole);
-    add_checksum(region.scales, scales_whole && region.device_bytes() > 0);
+    add_checksum(spec, region.values, whole);
+    add_checksum(spec, region.scales, scales_whole && region.device_bytes() > 0);
   }
 
-  void add_checksum(const StoredTensor* tensor, bool read_anyway) {
+  void add_checksum(const TensorSpec& spec, const StoredTensor* tensor, bool read_anyway) {
     // Nobody else reads this rank's shard.
     if (tensor != nullptr && tensor->checksum && !read_anyway &&
-        (input_.is_shard ||
-         number_of_.at(tensor) % input_.options.world_size == input_.options.rank)) {
+        (input_.is_shard || is_to_verify(spec, *tensor))) {
       plan_.checksum_only.push_back(tensor);
     }
+  }
+
+  // Whether it is this rank's among those that read parts of the tensor: all ranks, or those of an
+  // expert group that holds the expert.
+  bool is_to_verify(const TensorSpec& spec, const StoredTensor& tensor) const {
+    const LoadOptions& options = input_.options;
+    const std::int64_t number = number_of_.at(&tensor);
+    return spec.expert >= 0
+               ? number % options.grid.moe_tp == options.grid.expert_slice(options.rank)
+               : number % options.world_size == options.rank;
   }
 
   const PlanInput& input_;

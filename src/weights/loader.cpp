@@ -28,6 +28,7 @@ PartTable part_table(const TargetPartition& part) {
   table[static_cast<std::size_t>(PartOf::kHeads)] = part.heads;
   table[static_cast<std::size_t>(PartOf::kIntermediate)] = part.intermediate;
   table[static_cast<std::size_t>(PartOf::kSharedIntermediate)] = part.shared_intermediate;
+  table[static_cast<std::size_t>(PartOf::kExpertIntermediate)] = part.expert_intermediate;
   table[static_cast<std::size_t>(PartOf::kVocabulary)] = part.vocabulary;
   return table;
 }
@@ -266,20 +267,20 @@ struct MovedExpert {
 };
 
 std::vector<MovedExpert> moved_experts(const ModelConfig& config, const ExpertMove& move,
-                                       int rank) {
+                                       int group) {
   std::vector<MovedExpert> moved;
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     if (!config.is_moe_layer(layer)) {
       continue;
     }
     const LayerPlacement& before = move.before.layer(layer);
-    const std::vector<std::int64_t>& from = before.experts_of(rank);
-    const std::vector<std::int64_t>& to = move.after.layer(layer).experts_of(rank);
+    const std::vector<std::int64_t>& from = before.experts_of(group);
+    const std::vector<std::int64_t>& to = move.after.layer(layer).experts_of(group);
     check(from.size() == to.size(), "layer {}: {} slots become {}", layer, from.size(), to.size());
     for (std::size_t slot = 0; slot < from.size(); ++slot) {
       if (from[slot] != to[slot]) {
-        check(!before.holds(rank, to[slot]), "expert {} changes its slot on rank {}", to[slot],
-              rank);
+        check(!before.holds(group, to[slot]), "expert {} changes its slot in group {}", to[slot],
+              group);
         moved.push_back({layer, from[slot], to[slot]});
       }
     }
@@ -355,6 +356,9 @@ LoadPlan plan_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& 
   check(config.n_routed_experts == 0 || placement.n_routed_experts() == config.n_routed_experts,
         "placement of {} experts for a model of {}", placement.n_routed_experts(),
         config.n_routed_experts);
+  check(placement.world_size() == options.grid.moe_ep(options.world_size),
+        "a placement on {} expert groups of {} ranks with moe_tp {}", placement.world_size(),
+        options.world_size, options.grid.moe_tp);
   const std::vector<TensorSpec> specs = target_tensor_specs(config);
   return make_load_plan({.tensors = checkpoint.tensors,
                          .origin = checkpoint.origin,
@@ -390,7 +394,8 @@ WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacemen
 
 LoadStatistics move_experts(const TargetCheckpoint& checkpoint, const ExpertMove& move,
                             const LoadOptions& options, Backend& backend, WeightStore& store) {
-  const std::vector<MovedExpert> moved = moved_experts(checkpoint.config, move, options.rank);
+  const std::vector<MovedExpert> moved =
+      moved_experts(checkpoint.config, move, options.grid.expert_group(options.rank));
   if (moved.empty()) {
     return {};
   }

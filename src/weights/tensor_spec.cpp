@@ -95,7 +95,7 @@ void add_experts(SpecList& list, const ModelConfig& config, const std::string& p
   list.set_kind(WeightKind::kRoutedExperts);
   for (std::int64_t expert = 0; expert < config.n_routed_experts; ++expert) {
     list.mlp(fmt::format("{}experts.{}.", prefix, expert), hidden, config.moe_intermediate_size,
-             PartOf::kNothing, expert);
+             PartOf::kExpertIntermediate, expert);
   }
 }
 

@@ -18,10 +18,11 @@ enum class PartOf : std::uint8_t {
   kKeyValueHeads,
   kIntermediate,
   kSharedIntermediate,
+  kExpertIntermediate,  // of routed experts
   kVocabulary,
   kContext,
 };
-inline constexpr std::size_t kNumParts = 7;
+inline constexpr std::size_t kNumParts = 8;
 
 // What a tensor belongs to, for memory plans.
 enum class WeightKind : std::uint8_t {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/expert_placement.h"
+#include "comm/parallel_grid.h"
 #include "core/buffer.h"
 #include "core/partition.h"
 #include "core/tensor_view.h"
@@ -32,14 +33,15 @@ inline constexpr std::int64_t kLoadGroupSize = 32;
 struct LoadOptions {
   int rank = 0;
   int world_size = 1;
+  ParallelGrid grid = {};
   WeightsChoice weights = WeightsChoice::kAuto;
   std::int64_t int4_group_size = kLoadGroupSize;  // of WeightsChoice::kInt4
   // Matrices that come as FP32 (stored so, widened from FP16, or dequantised) are rounded to bf16;
   // bf16 ones are never widened: that loses nothing and costs memory. The router, norms and biases
   // are never rounded.
   bool round_to_bfloat16 = false;
-  // Every rank holds the whole shared experts (all-to-all exchange) rather than a part of their
-  // width (all-reduce).
+  // Every expert group holds the whole shared experts (all-to-all exchange), a slice of their width
+  // a rank, rather than all ranks together (all-reduce).
   bool replicate_shared_experts = false;
   // Of bundles, whose tensors have checksums: what this rank reads whole, and its share of the
   // tensors that the ranks read in parts.
@@ -87,11 +89,14 @@ class WeightStore {
 struct TargetPartition {
   Range heads;         // of num_attention_heads
   Range intermediate;  // of intermediate_size (dense layers)
-  // of n_shared_experts * moe_intermediate_size; all of it under replicate_shared_experts
+  // of n_shared_experts * moe_intermediate_size, over all ranks; over an expert group's under
+  // replicate_shared_experts
   Range shared_intermediate;
-  Range vocabulary;  // rows of embedding and head
+  Range expert_intermediate;  // of moe_intermediate_size, in whole groups of INT4
+  Range vocabulary;           // rows of embedding and head
 };
-// `config` as open_target() gave it. InputError if there are more ranks than attention heads.
+// `config` as open_target() gave it. InputError if there are more ranks (of an attention group)
+// than attention heads, or more slices of an expert than there is to cut.
 TargetPartition target_partition(const ModelConfig& config, const LoadOptions& options);
 
 struct DrafterPartition {
@@ -105,8 +110,9 @@ DrafterPartition drafter_partition(const DrafterConfig& config, const LoadOption
 
 // Checks the tensors against the table of what the model must have (nothing missing, nothing left
 // over, every shape and dtype right), on every rank for the whole model, then reads this rank's
-// parts. InputError names file, tensor, what was expected and found. Vectors are FP32; kv_b_proj
-// and embed_tokens are never INT4; with tie_word_embeddings lm_head.weight is the embedding.
+// parts; the placement's "ranks" are expert groups (ParallelGrid). InputError names file, tensor,
+// what was expected and found. Vectors are FP32; kv_b_proj and embed_tokens are never INT4; with
+// tie_word_embeddings lm_head.weight is the embedding.
 WeightStore load_target(const TargetCheckpoint& checkpoint, const ExpertPlacement& placement,
                         const LoadOptions& options, Backend& backend);
 // From one placement to another, which is kept_in_place of it.

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "engine/engine.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/mpi/grid_case.h"
 #include "tests/mpi/placement_case.h"
 #include "tests/mpi/random_case.h"
 #include "tests/mpi/shared_bundle.h"
@@ -65,8 +68,13 @@ TEST(MemoryPlan, IsWhatModelAndEngineAllocate) {
                               .score_windows = seed % 3 == 1,
                               .exchange = exchange,
                               .placement = {}};
+        const std::vector<ParallelGrid> grids =
+            grids_of(source.target.config, std::max<std::int64_t>(1, random.recipe.group_size));
+        options.grid = grids[seed % grids.size()];
+        const RankGroups groups(world().communicator, options.grid);
         if (seed % 4 != 0) {
-          options.placement = random_placement(dice, source.target.config, world().size());
+          options.placement =
+              random_placement(dice, source.target.config, options.grid.moe_ep(world().size()));
         }
         LoadOptions load;
         load.round_to_bfloat16 = random.round_to_bfloat16;
@@ -78,7 +86,7 @@ TEST(MemoryPlan, IsWhatModelAndEngineAllocate) {
                           rank_load_options(load, world().rank(), world().size(), options), backend)
                   .total_bytes();
           const LoadedModel model(source, options, load, world().group, backend);
-          const Engine engine(model, options, backend, world().communicator, world().group);
+          const Engine engine(model, options, backend, groups, world().group);
         });
         EXPECT_EQ(backend.allocated(), planned);
       }

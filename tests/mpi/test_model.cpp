@@ -19,7 +19,9 @@ std::string below_variable(const char* variable, const std::string& name) {
 }  // namespace
 
 TestModel::TestModel(const TestModelOptions& options)
-    : exchange_(options.exchange), placement_(options.placement) {
+    : exchange_(options.exchange),
+      placement_(options.placement),
+      groups_(world().communicator, options.grid) {
   run_together(world().group, [&] {
     source_.target = open_target(options.target);
     if (!options.drafter.empty()) {
@@ -36,6 +38,7 @@ TestModel::TestModel(const TestModelOptions& options)
     const EngineOptions engine{.mode = source_.drafter ? Mode::kTree : Mode::kPlain,
                                .max_context = 2,
                                .exchange = options.exchange,
+                               .grid = options.grid,
                                .placement = options.placement};
     loaded_.emplace(source_, engine, load, world().group, world().backend);
   });
@@ -52,10 +55,10 @@ std::unique_ptr<Engine> TestModel::make_engine(EngineOptions options,
   options.max_context = options.max_context > 0 ? options.max_context : longest;
   options.exchange = exchange_;
   options.placement = placement_;
+  options.grid = groups_.grid();
   std::unique_ptr<Engine> engine;
   run_together(world().group, [&] {
-    engine = std::make_unique<Engine>(*loaded_, options, world().backend, world().communicator,
-                                      world().group);
+    engine = std::make_unique<Engine>(*loaded_, options, world().backend, groups_, world().group);
   });
   return engine;
 }

@@ -17,6 +17,7 @@ struct TestModelOptions {
   ExchangeKind exchange = ExchangeKind::kAllReduce;
   bool round_to_bfloat16 = false;
   std::shared_ptr<const ExpertPlacement> placement = {};  // nullptr: linear
+  ParallelGrid grid = {};
 };
 
 // Every call is collective.
@@ -29,8 +30,8 @@ class TestModel {
   const LoadedModel& loaded() const { return *loaded_; }
   LoadedModel& loaded() { return *loaded_; }
 
-  // An engine for these requests: max_prompt, max_context (where it is 0), exchange and placement
-  // are filled in.
+  // An engine for these requests: max_prompt, max_context (where it is 0), exchange, placement and
+  // grid are filled in. The model outlives it.
   std::unique_ptr<Engine> make_engine(EngineOptions options,
                                       const std::vector<Request>& requests) const;
   // The results on rank 0, in the order of the requests; none on the others.
@@ -41,6 +42,7 @@ class TestModel {
   ModelSource source_;
   ExchangeKind exchange_;
   std::shared_ptr<const ExpertPlacement> placement_;
+  RankGroups groups_;
   std::optional<LoadedModel> loaded_;
 };
 

@@ -97,6 +97,26 @@ TEST(ExchangeCountersTest, OneRankSendsNothing) {
   }
 }
 
+// Two groups of two slices: both ranks of a group count what the group does.
+TEST(ExchangeCountersTest, SlicesSendWhatTheirGroupSendsAndSumItUp) {
+  ExchangeFacts facts = facts_of(ExchangeKind::kAllToAll, 1);
+  facts.grid.moe_tp = 2;
+  ExchangeCounters counters(facts, ExpertPlacement::linear(2, 2), {0});
+  counters.add_step(std::vector<std::int32_t>{0, 1, 0});  // group 0 owns rows 0 and 1
+  const ExchangeReport report = counters.report(std::vector<ExchangeTimes>(4));
+  ASSERT_EQ(report.layers[0].ranks.size(), 4U);
+  constexpr std::int64_t kRowBytes = kHidden * 4;
+  for (const std::size_t rank : {0U, 1U}) {
+    const ExchangeCount& count = report.layers[0].ranks[rank];
+    EXPECT_EQ(count.expert_rows, 2);
+    EXPECT_EQ(count.rows_dispatched, 1);
+    // A message, a result on its way back, a sum of two rows over two ranks, two rows gathered.
+    EXPECT_EQ(count.bytes_sent, message_bytes(1) + kRowBytes + 2 * kRowBytes + 2 * kRowBytes);
+  }
+  EXPECT_EQ(report.layers[0].ranks[3].expert_rows, 1);
+  EXPECT_DOUBLE_EQ(report.layers[0].load_max_over_mean, 2.0 / 1.5);
+}
+
 // Replicas: each pair of a row and an expert is computed once, on a rank that holds the expert, and
 // it is the replica that the kernels choose.
 TEST(ExchangeCountersTest, ReplicasAreCountedWhereTheRowsGo) {

@@ -22,7 +22,8 @@ KEYS = ["mode", "tree_budget", "acceptance_length", "per_depth_acceptance",
         "decode_ratio_to_plain", "identical_output", "num_different",
         "num_different_at_near_ties", "near_ties", "stage_mean_ms", "experts", "max_new_tokens",
         "batch_size", "model", "weights", "dtype", "backend", "communicator", "exchange",
-        "world_size", "threads", "host", "load", "device", "version", "commit", "compiler"]
+        "world_size", "moe_ep", "moe_tp", "attention_tp", "attention_dp", "threads", "host", "load",
+        "device", "version", "commit", "compiler"]
 EXPERT_KEYS = ["n_routed_experts", "num_experts_per_tok", "mean", "expected_uniform",
                "over_one_row", "layers"]
 STAGES = ["draft", "tree_build", "verify", "accept", "commit"]

@@ -21,7 +21,7 @@ from model_ref import TargetModel
 
 KEYS = ["perplexity", "loss", "num_tokens", "num_windows", "seconds", "tokens_per_second", "text",
         "model", "weights", "dtype", "backend", "communicator", "exchange", "world_size",
-        "threads", "host", "load", "device", "version", "commit", "compiler"]
+        "moe_ep", "moe_tp", "attention_tp", "attention_dp", "threads", "host", "load", "device", "version", "commit", "compiler"]
 # The reference computes in float64 what the engine does in float32.
 RELATIVE_ERROR = 1e-5
 

@@ -24,7 +24,8 @@ METRIC_TYPES = {
     "stage_ms": dict, "stage_p50_ms": dict, "step_p50_ms": float, "step_p99_ms": float,
     "num_steps": int, "acceptance_length": float, "per_depth_acceptance": list,
     "mode": str, "batch_size": int, "tree_nodes": int, "weights": str, "dtype": str, "backend": str, "communicator": str, "exchange": str,
-    "world_size": int, "threads": int, "host": str, "load": dict, "device": dict,
+    "world_size": int, "moe_ep": int, "moe_tp": int, "attention_tp": int, "attention_dp": int,
+    "threads": int, "host": str, "load": dict, "device": dict,
     "version": str, "commit": str, "compiler": str}
 LOAD_KEYS = ["bytes_read", "checksum_bytes", "own_bytes", "seconds", "gb_per_s"]
 STEP_KEYS = ["root", "draft_top_log_probs", "token_ids", "depths", "parents", "accepted_nodes",

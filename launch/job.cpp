@@ -166,11 +166,23 @@ void share_placement_of(Job& job, ProcessGroup& group) {
 // The grid of the ranks, and whether the model's sizes allow it.
 void plan_grid(const RunConfig& config, const ProcessGroup& group, Job& job) {
   job.engine.grid = make_grid(config.grid, group.world_size());
+  const ParallelGrid& grid = job.engine.grid;
   const bool is_shard = job.source.target.shard.has_value();
-  require_input(!is_shard || job.engine.grid == ParallelGrid(),
-                "--moe-tp {}: the shards of {} hold whole experts alone: expected 1, or the "
-                "checkpoint as it was before kdtree convert --shard-for",
-                job.engine.grid.moe_tp, config.model);
+  require_input(!is_shard || grid == ParallelGrid(),
+                "--moe-tp {}, --attention-dp {}: the shards of {} hold whole experts and every "
+                "rank's share of all heads: expected 1 and 1, or the checkpoint as it was before "
+                "kdtree convert --shard-for",
+                grid.moe_tp, grid.attention_dp, config.model);
+  const std::int64_t heads = job.source.target.config.num_attention_heads;
+  const int ranks = grid.attention_tp(group.world_size());
+  require_input(grid.attention_dp > 1 || ranks <= heads,
+                "{} ranks, but {} has {} attention heads, and each rank needs at least one: start "
+                "at most {} ranks, or divide sequences among them with --attention-dp",
+                ranks, config.model, heads, heads);
+  require_input(ranks <= heads,
+                "--attention-tp {}: {} has {} attention heads, and each rank of a group needs at "
+                "least one: expected at most {}",
+                ranks, config.model, heads, heads);
   target_partition(job.source.target.config,
                    rank_load_options(job.load, group.rank(), group.world_size(), job.engine));
 }
@@ -198,11 +210,6 @@ Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup&
   require_input(config.top_logits <= model.vocab_size,
                 "--top-logits {} is beyond the vocabulary of {}", config.top_logits,
                 model.vocab_size);
-  require_input(group.world_size() <= model.num_attention_heads,
-                "{} ranks, but {} has {} attention heads, and each rank needs at least one: start "
-                "at most {} ranks",
-                group.world_size(), config.model, model.num_attention_heads,
-                model.num_attention_heads);
   plan_grid(config, group, job);
   if (config.verify_golden) {
     require_input(config.prompt_ids.empty() && config.prompts.empty() && config.prompt.empty() &&
@@ -389,8 +396,12 @@ void log_facts(const RunFacts& facts) {
       facts.world_size, facts.threads, facts.backend, facts.communicator, facts.exchange,
       facts.mode, facts.weights);
   if (facts.grid != ParallelGrid()) {
-    spdlog::info("experts in {} groups of {} ranks, a slice of each expert a rank",
-                 facts.grid.moe_ep(facts.world_size), facts.grid.moe_tp);
+    spdlog::info(
+        "experts in {} groups of {} ranks, a slice of each expert a rank; sequences in {} groups "
+        "of "
+        "{} ranks",
+        facts.grid.moe_ep(facts.world_size), facts.grid.moe_tp, facts.grid.attention_dp,
+        facts.grid.attention_tp(facts.world_size));
   }
   spdlog::info("{}", load_text(facts.load));
 }

@@ -76,6 +76,11 @@ void add_grid_options(CLI::App& app, GridOptions& options) {
       app, "--moe-tp", options.moe_tp, range,
       "Ranks of such a group, each with a slice of its experts; 0: the ranks over --moe-ep, or "
       "1");
+  add_count(app, "--attention-tp", options.attention_tp, range,
+            "Ranks of a group that shares attention heads; 0: the ranks over --attention-dp");
+  add_count(app, "--attention-dp", options.attention_dp, range,
+            "Such groups, each with sequences and a cache of its own; 0: the ranks over "
+            "--attention-tp, or 1");
 }
 
 ExpertPlacement make_placement(const PlacementOptions& options, const ModelConfig& config,

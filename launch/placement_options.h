@@ -14,7 +14,7 @@ namespace kdtree {
 // --placement, --expert-slots and --expert-load; `options` outlives `app`.
 void add_placement_options(CLI::App& app, PlacementOptions& options);
 
-// --moe-ep and --moe-tp; `options` outlives `app`.
+// --moe-ep, --moe-tp, --attention-tp and --attention-dp; `options` outlives `app`.
 void add_grid_options(CLI::App& app, GridOptions& options);
 
 // The placement of a model on world_size ranks (expert groups). Reads files: in a run on rank 0

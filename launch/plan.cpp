@@ -105,21 +105,24 @@ PlanJob make_job(const PlanOptions& options) {
   PlanJob job;
   job.source = open_source(options);
   const ModelConfig& target = job.source.target.config;
-  require_input(options.ranks <= target.num_attention_heads,
-                "--ranks {}: the model has {} attention heads, expected no more ranks than that",
-                options.ranks, target.num_attention_heads);
   job.run.num_ranks = static_cast<int>(options.ranks);
+  EngineOptions& engine = job.run.engine;
+  engine.grid = make_grid(options.grid, job.run.num_ranks);
+  const bool grouped = engine.grid.attention_dp > 1;
+  require_input(
+      engine.grid.attention_tp(job.run.num_ranks) <= target.num_attention_heads,
+      "--ranks {}{}: the model has {} attention heads, expected no more ranks than that{}",
+      options.ranks, grouped ? fmt::format(" in {} groups", engine.grid.attention_dp) : "",
+      target.num_attention_heads, grouped ? " in a group" : ", or --attention-dp");
   job.model = model_name(options.model_config);
   job.mode = options.mode != "auto" ? options.mode : job.source.drafter ? "tree" : "plain";
   job.memory_bytes = memory_of(options);
-  EngineOptions& engine = job.run.engine;
   engine.mode = job.mode == "plain"   ? Mode::kPlain
                 : job.mode == "chain" ? Mode::kChain
                                       : Mode::kTree;
   engine.tree_budget = options.tree_budget;
   engine.batch_size = options.batch_size;
   engine.exchange = find_exchange(options.exchange).value_or(ExchangeKind::kAllReduce);
-  engine.grid = make_grid(options.grid, job.run.num_ranks);
   engine.placement = std::make_shared<const ExpertPlacement>(
       make_placement(options.placement, target, engine.grid.moe_ep(job.run.num_ranks)));
   set_context(options, job);

@@ -16,10 +16,12 @@ struct PlacementOptions {
   std::string expert_load;        // file of loads; balanced and replicated only
 };
 
-// How ranks share experts; 0: not given.
+// How ranks share experts and attention; 0: not given.
 struct GridOptions {
-  std::int64_t moe_ep = 0;  // groups of ranks, each with experts of its own
-  std::int64_t moe_tp = 0;  // ranks of such a group, each with a slice of every expert
+  std::int64_t moe_ep = 0;        // groups of ranks, each with experts of its own
+  std::int64_t moe_tp = 0;        // ranks of such a group, each with a slice of every expert
+  std::int64_t attention_tp = 0;  // ranks of a group that shares heads
+  std::int64_t attention_dp = 0;  // such groups, each with sequences of its own
 };
 
 struct RunConfig {

@@ -30,13 +30,14 @@ std::int64_t next_serial() {
   return serial++;
 }
 
-// Most sequences of a batch; keeps the keys of recorded steps apart.
+// Most sequences of a batch.
 constexpr std::int64_t kMaxSequences = 1 << 16;
+// Most layouts of steps; keeps the keys of recorded steps apart.
+constexpr std::int64_t kMaxLayouts = 1 << 16;
 
 // A recorded step writes to one entry of the ring.
-std::int64_t step_key(std::int64_t serial, std::int64_t num_sequences, std::size_t entry) {
-  return (serial * kMaxSequences + num_sequences) *
-             static_cast<std::int64_t>(OutputRing::kEntries) +
+std::int64_t step_key(std::int64_t serial, std::int64_t layout, std::size_t entry) {
+  return (serial * kMaxLayouts + layout) * static_cast<std::int64_t>(OutputRing::kEntries) +
          static_cast<std::int64_t>(entry);
 }
 
@@ -74,7 +75,7 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
                 .placement = model.placement(),
                 .partition = target_partition(config_, model.load_options())},
                sizes_.decoder),
-      cache_(backend, sizes_.cache),
+      cache_(backend, rank_cache_sizes(sizes_, model.load_options())),
       prompt_storage_(backend, sizes_.prefill_rows, 1, 1),
       step_(backend, step_shape(options, sizes_)),
       ring_(backend,
@@ -110,6 +111,7 @@ Engine::Engine(const LoadedModel& model, const EngineOptions& options, Backend& 
   check(options.batch_size < kMaxSequences, "a batch of {} sequences", options.batch_size);
   check(options.steps_ahead >= -1 && options.steps_ahead <= 1, "{} steps ahead",
         options.steps_ahead);
+  set_groups();
   replayable_ = decoder_.replayable() && ranks.world().capturable();
   const bool ahead =
       options.steps_ahead < 0 ? backend.asynchronous() && replayable_ : options.steps_ahead == 1;
@@ -144,10 +146,12 @@ std::int64_t Engine::own_bytes(const ModelSource& source, const EngineOptions& o
   // A candidate is a float32 and an int32.
   constexpr std::int64_t kCandidateBytes = 8;
   const std::int64_t predictions = options.batch_size * (sizes.max_path - 1);
-  std::int64_t sum = TreeBatchStorage::bytes(sizes.prefill_rows, 1, 1) +
-                     sizes.vocabulary.max_rows * hidden * activation +
-                     options.batch_size * sizes.max_nodes * dtype_bytes(DType::kInt32) +
-                     predictions * sizes.num_candidates * kCandidateBytes;
+  std::int64_t sum =
+      TreeBatchStorage::bytes(sizes.prefill_rows, 1, 1) +
+      sizes.vocabulary.max_rows * hidden * activation +
+      options.batch_size * sizes.max_nodes * dtype_bytes(DType::kInt32) +
+      predictions * sizes.num_candidates * kCandidateBytes +
+      (options.grid.attention_dp > 1 ? options.batch_size : 0) * dtype_bytes(DType::kInt32);
   if (options.mode != Mode::kPlain) {
     const auto num_taps = static_cast<std::int64_t>(source.drafter->config.target_layer_ids.size());
     sum += options.batch_size * sizes.max_path * num_taps * hidden * activation +
@@ -157,9 +161,9 @@ std::int64_t Engine::own_bytes(const ModelSource& source, const EngineOptions& o
 }
 
 Engine::~Engine() {
-  for (std::int64_t num_sequences = 1; num_sequences <= options_.batch_size; ++num_sequences) {
+  for (std::int64_t layout = 0; layout < std::ssize(layouts_); ++layout) {
     for (std::size_t entry = 0; entry < OutputRing::kEntries; ++entry) {
-      context_.backend.forget_recorded(step_key(serial_, num_sequences, entry));
+      context_.backend.forget_recorded(step_key(serial_, layout, entry));
     }
   }
 }
@@ -171,6 +175,7 @@ void Engine::generate(const std::vector<Request>& requests, const Scheduler::OnR
   std::optional<Scheduler> rank0;
   if (group_.rank() == 0) {
     rank0.emplace(SchedulerOptions{.num_slots = options_.batch_size,
+                                   .grid = options_.grid,
                                    .max_context = options_.max_context,
                                    .eos_token_ids = config_.eos_token_ids,
                                    .record_steps = options_.record_steps,
@@ -226,7 +231,7 @@ ConstTensorView Engine::append_piece(std::int32_t slot, std::span<const std::int
                           .token_ids = piece,
                           .parents = {}};
   const TreeBatch batch = prompt_storage_.fill({&rows, 1});
-  const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
+  const ConstTensorView hidden = decoder_.forward(group_piece(slot, batch), cache_, vocabulary_);
   if (drafter_) {
     drafter_->append_context(decoder_.taps(), batch);
   }
@@ -284,7 +289,7 @@ void Engine::list_sequences() {
                            .root_token = slots_[slot].root_token});
     }
   }
-  step_.set_sequences(context_.backend, sequences);
+  step_.set_sequences(context_.backend, sequences, divide_listed());
   relist_ = false;
 }
 
@@ -328,7 +333,7 @@ void Engine::verify_and_accept(std::size_t entry) {
   if (options_.count_exchanges) {
     decoder_.mark_exchanges(first_exchange_mark(entry));
   }
-  const ConstTensorView hidden = decoder_.forward(batch, cache_, vocabulary_);
+  const ConstTensorView hidden = decoder_.forward(group_trees(batch), cache_, vocabulary_);
   decoder_.mark_exchanges(std::nullopt);
   const TensorView normed = normed_.rows(batch.num_rows);
   decoder_.final_norm(hidden, normed);
@@ -362,7 +367,9 @@ void Engine::verify_and_accept(std::size_t entry) {
 
 void Engine::commit() {
   Backend& backend = context_.backend;
-  cache_.compact(step_.compact_params());
+  if (step_.num_own_sequences() > 0) {
+    cache_.compact(step_.compact_params());
+  }
   if (drafter_) {
     const StepState::AcceptedRows accepted = step_.accepted_rows(backend);
     const TensorView taps = accepted_taps_.rows(accepted.batch.num_rows);
@@ -395,7 +402,9 @@ StageTimes Engine::stage_times(std::size_t entry) {
 
 void Engine::start_step() {
   const std::size_t entry = started_ % OutputRing::kEntries;
-  context_.backend.run_recorded(step_key(serial_, step_.num_sequences(), entry), replayable_,
+  const std::int64_t layout = layout_index();
+  check(layout < kMaxLayouts, "{} different layouts of steps", layout + 1);
+  context_.backend.run_recorded(step_key(serial_, layout, entry), replayable_,
                                 [this, entry] { step(entry); });
   context_.communicator.replayed(context_.backend.stream(), {.what = "step"});
   ring_.close(context_.backend, entry);

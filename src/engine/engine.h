@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -101,6 +102,17 @@ class Engine {
   std::vector<ScoreWindow> share_windows(const std::vector<ScoreWindow>& windows);
   // Rank 0's words on every rank.
   std::vector<std::int64_t> share_words(std::vector<std::int64_t> words);
+  // Which slots the attention groups have.
+  void set_groups();
+  int group_of(std::int32_t slot) const { return groups_of_slots_[static_cast<std::size_t>(slot)]; }
+  // A piece of the prompt in `slot` with the rows of this rank's attention group: all, or none.
+  GroupedBatch group_piece(std::int32_t slot, const TreeBatch& piece);
+  // The trees of a step with those of this rank's attention group.
+  GroupedBatch group_trees(const TreeBatch& trees);
+  // Of the listed sequences those of this rank's attention group; counts those of each.
+  OwnSequences divide_listed();
+  // Of the running step; steps that share out their sequences among groups alike have the same.
+  std::int64_t layout_index();
   // Processes the next tokens of a slot's sequence and commits them; the residual stream of their
   // rows, [rows, hidden]. At most prefill_rows; the caller synchronises before the next piece.
   ConstTensorView append_piece(std::int32_t slot, std::span<const std::int32_t> piece);
@@ -161,6 +173,13 @@ class Engine {
   OnStep on_step_;              // of the running generate
   std::vector<Slot> slots_;
   std::vector<std::int32_t> listed_;  // slots of the sequences in step_, in order
+  // Attention groups: of each slot, and how many listed sequences and rows of the running call each
+  // has; the slots as places in their groups' caches.
+  std::vector<int> groups_of_slots_;
+  std::vector<std::int64_t> listed_of_groups_;
+  std::vector<std::int64_t> rows_of_groups_;
+  DeviceTensor cache_slots_;                                   // [batch_size]; empty with one group
+  std::map<std::vector<std::int64_t>, std::int64_t> layouts_;  // by listed_of_groups_
   bool relist_ = true;                // the set of running sequences has changed
   bool replayable_ = false;           // steps can be recorded
   std::uint64_t steps_ahead_ = 0;     // that may run while an earlier one is unread

@@ -24,7 +24,11 @@ void Engine::count_exchanges(std::size_t entry, const StepOutput& output) {
     exchange_times_.push_back(times);
   }
   if (counters_) {
-    counters_->add_step(output.expert_ids);
+    std::vector<std::int64_t> rows_of_groups = listed_of_groups_;
+    for (std::int64_t& rows : rows_of_groups) {
+      rows *= sizes_.max_nodes;
+    }
+    counters_->add_step(output.expert_ids, rows_of_groups);
   }
 }
 

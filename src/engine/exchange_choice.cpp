@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "engine/group_slots.h"
 #include "weights/random_checkpoint.h"
 
 namespace kdtree {
@@ -50,12 +51,17 @@ class ExchangeBench {
         target_(random_target(one_layer_of(source.target.config, load, group.world_size()), 1)),
         placement_(expert_placement(source.target.config, options, group.world_size())
                        .layer(first_moe_layer(source.target.config))),
-        rows_(options.batch_size * step_sizes(source, options).max_nodes),
+        max_nodes_(step_sizes(source, options).max_nodes),
+        rows_(options.batch_size * max_nodes_),
         x_(context.backend, context.backend.activation_dtype(),
            Shape{rows_, target_.config.hidden_size}),
         y_(context.backend, context.backend.activation_dtype(),
            Shape{rows_, target_.config.hidden_size}) {
     load_.progress_label = "drawing a layer to measure exchanges with";
+    const ParallelGrid& grid = options.grid;
+    for (int index = 0; grid.attention_dp > 1 && index < grid.attention_dp; ++index) {
+      rows_of_groups_.push_back(group_slots(grid, options.batch_size, index).size() * max_nodes_);
+    }
     if (load_.weights != WeightsChoice::kInt4) {
       load_.weights = WeightsChoice::kAuto;
     }
@@ -83,7 +89,7 @@ class ExchangeBench {
     const TargetPartition partition = target_partition(config, load);
     const ExchangeSizes sizes{
         .max_rows = rows_,
-        .max_group_rows = rows_,
+        .max_group_rows = group_slots(options_.grid, options_.batch_size, 0).size() * max_nodes_,
         .hidden_size = config.hidden_size,
         .num_experts_per_tok = config.num_experts_per_tok,
         .moe_intermediate_size = partition.expert_intermediate.size(),
@@ -100,9 +106,8 @@ class ExchangeBench {
     for (int run = 0; run < kWarmUps + kRepeats; ++run) {
       group_.barrier();
       context_.backend.mark(kBegin);
-      context_.backend.run_recorded(kRecordingKey, replayable, [&] {
-        moe.forward(context_, x_.view(), routed, *exchange, y_.view());
-      });
+      context_.backend.run_recorded(kRecordingKey, replayable,
+                                    [&] { run_layer(moe, routed, *exchange); });
       context_.backend.mark(kEnd);
       context_.backend.synchronize();
       const double slowest = slowest_of(context_.backend.milliseconds_between(kBegin, kEnd));
@@ -116,6 +121,30 @@ class ExchangeBench {
   }
 
  private:
+  // As Decoder does it, the gathering of other groups' rows included.
+  void run_layer(const Moe& moe, const RouterRows& routed, ExpertExchange& exchange) {
+    if (rows_of_groups_.empty()) {
+      moe.forward(context_, {.x = x_.view(), .y = y_.view()}, routed, exchange);
+      return;
+    }
+    const Range slots =
+        group_slots(options_.grid, options_.batch_size, context_.groups.attention_group());
+    const std::int64_t first = slots.begin * max_nodes_;
+    const std::int64_t count = slots.size() * max_nodes_;
+    if (exchange.by_group()) {
+      moe.forward(context_,
+                  {.x = x_.view().rows(first, count),
+                   .y = y_.view().rows(first, count),
+                   .rows_of_groups = rows_of_groups_},
+                  routed.part(first, count), exchange);
+    } else {
+      context_.groups.across().all_gather_rows(x_.view().rows(first, count), x_.view(),
+                                               rows_of_groups_, context_.backend.stream(),
+                                               {.what = "rows of all groups"});
+      moe.forward(context_, {.x = x_.view(), .y = y_.view()}, routed, exchange);
+    }
+  }
+
   void upload(const std::vector<float>& values) {
     if (x_.view().dtype() == DType::kFloat32) {
       x_.upload(context_.backend, std::span<const float>(values));
@@ -139,8 +168,10 @@ class ExchangeBench {
   LoadOptions load_;
   TargetCheckpoint target_;
   LayerPlacement placement_;
+  std::int64_t max_nodes_;
   std::int64_t rows_;
-  DeviceTensor x_;  // [rows, hidden]
+  std::vector<std::int64_t> rows_of_groups_;  // [attention_dp]; empty for one group
+  DeviceTensor x_;                            // [rows, hidden]
   DeviceTensor y_;
 };
 

@@ -43,20 +43,14 @@ std::int64_t elements_of_sum(std::int64_t all, std::int64_t own, std::int64_t pa
   return all - own + own * (parts - 1);
 }
 
-int owner_of(std::int64_t row, std::int64_t rows, int num_groups) {
-  int owner = 0;
-  while (!partition(rows, num_groups, owner).contains(row)) {
-    ++owner;
-  }
-  return owner;
-}
-
 }  // namespace
 
 ExchangeCounters::ExchangeCounters(const ExchangeFacts& facts, const ExpertPlacement& placement,
                                    std::vector<std::int64_t> layers)
     : facts_(facts),
       placement_(placement),
+      by_group_(facts.kind == ExchangeKind::kAllToAll && facts.grid.attention_dp > 1 &&
+                facts.grid.attention_tp(world_size()) % facts.grid.moe_tp == 0),
       sum_of_largest_(layers.size()),
       sum_of_means_(layers.size()) {
   for (const std::int64_t layer : layers) {
@@ -66,25 +60,49 @@ ExchangeCounters::ExchangeCounters(const ExchangeFacts& facts, const ExpertPlace
   }
 }
 
-void ExchangeCounters::add_step(std::span<const std::int32_t> expert_ids) {
+void ExchangeCounters::divide(std::int64_t rows, std::span<const std::int64_t> rows_of_groups) {
+  rows_ = rows;
+  rows_of_groups_.assign(rows_of_groups.begin(), rows_of_groups.end());
+  if (rows_of_groups_.empty()) {
+    rows_of_groups_.push_back(rows);
+  }
+  owned_.clear();
+  const int expert_groups = placement_.world_size();
+  if (!by_group_) {
+    for (int group = 0; group < expert_groups; ++group) {
+      owned_.push_back(partition(rows, expert_groups, group));
+    }
+    return;
+  }
+  const int owners = expert_groups / facts_.grid.attention_dp;  // of an attention group's rows
+  std::int64_t first = 0;
+  for (const std::int64_t group_rows : rows_of_groups_) {
+    for (int owner = 0; owner < owners; ++owner) {
+      const Range part = partition(group_rows, owners, owner);
+      owned_.push_back({first + part.begin, first + part.end});
+    }
+    first += group_rows;
+  }
+}
+
+void ExchangeCounters::add_step(std::span<const std::int32_t> expert_ids,
+                                std::span<const std::int64_t> rows_of_groups) {
   if (layers_.empty()) {
     return;
   }
   const std::size_t size = expert_ids.size() / layers_.size();
-  const std::int64_t rows = static_cast<std::int64_t>(size) / facts_.num_experts_per_tok;
+  divide(static_cast<std::int64_t>(size) / facts_.num_experts_per_tok, rows_of_groups);
   for (std::size_t index = 0; index < layers_.size(); ++index) {
-    add_layer(index, expert_ids.subspan(index * size, size), rows);
+    add_layer(index, expert_ids.subspan(index * size, size));
   }
   ++num_steps_;
 }
 
-void ExchangeCounters::add_layer(std::size_t index, std::span<const std::int32_t> expert_ids,
-                                 std::int64_t rows) {
+void ExchangeCounters::add_layer(std::size_t index, std::span<const std::int32_t> expert_ids) {
   ExchangeLayer& layer = layers_[index];
   const LayerPlacement& placement = placement_.layer(layer.layer);
   const GroupChoice choice(placement);
-  const int num_groups = placement.world_size();
-  const auto groups = static_cast<std::size_t>(num_groups);
+  const auto groups = static_cast<std::size_t>(placement.world_size());
   const auto k = static_cast<std::size_t>(facts_.num_experts_per_tok);
   // Of the expert groups; each of a group's ranks has a slice of all of it.
   std::vector<std::int64_t> expert_rows(groups);
@@ -92,8 +110,11 @@ void ExchangeCounters::add_layer(std::size_t index, std::span<const std::int32_t
   std::vector<std::int64_t> sent(groups);      // own rows to others
   std::vector<std::int64_t> returned(groups);  // others' rows that were computed here
   std::vector<std::set<std::int32_t>> touched(groups);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const auto owner = static_cast<std::size_t>(owner_of(row, rows, num_groups));
+  std::size_t owner = 0;
+  for (std::int64_t row = 0; row < rows_; ++row) {
+    while (!owned_[owner].contains(row)) {
+      ++owner;
+    }
     const auto experts = expert_ids.subspan(static_cast<std::size_t>(row) * k, k);
     const std::uint32_t bits = row_bits(experts.data(), facts_.num_experts_per_tok);
     std::vector<bool> goes_to(groups, false);
@@ -119,8 +140,9 @@ void ExchangeCounters::add_layer(std::size_t index, std::span<const std::int32_t
     count.rows_computed += computed[group];
     count.rows_dispatched += messages ? sent[group] : 0;
     count.experts_touched += std::ssize(touched[group]);
-    count.bytes_sent += messages ? bytes_of_messages(rows, rank, sent[group], returned[group])
-                                 : bytes_of_sums(rows, rank);
+    count.bytes_sent +=
+        messages ? bytes_of_messages(rank, sent[group], returned[group]) : bytes_of_sums(rank);
+    count.bytes_sent += bytes_of_groups(rank);
   }
   sum_of_largest_[index] +=
       static_cast<double>(*std::max_element(expert_rows.begin(), expert_rows.end()));
@@ -129,24 +151,24 @@ void ExchangeCounters::add_layer(std::size_t index, std::span<const std::int32_t
                           static_cast<double>(groups);
 }
 
-std::int64_t ExchangeCounters::bytes_of_sums(std::int64_t rows, int rank) const {
+std::int64_t ExchangeCounters::bytes_of_sums(int rank) const {
   // all-reduce is cut between elements, allgather between rows.
   const std::int64_t unit = facts_.kind == ExchangeKind::kAllGather ? facts_.hidden_size : 1;
-  const std::int64_t all = rows * facts_.hidden_size;
+  const std::int64_t all = rows_ * facts_.hidden_size;
   return elements_of_sum(all, partition(all, world_size(), rank, unit).size(), world_size()) *
          dtype_bytes(facts_.activation_dtype);
 }
 
 // Dispatch, the way back, the sum over a group's slices and the gathering of its rows (see
 // ExpertExchange).
-std::int64_t ExchangeCounters::bytes_of_messages(std::int64_t rows, int rank, std::int64_t sent,
+std::int64_t ExchangeCounters::bytes_of_messages(int rank, std::int64_t sent,
                                                  std::int64_t returned) const {
-  const std::int64_t others = placement_.world_size() - 1;
   const ParallelGrid& grid = facts_.grid;
-  const std::int64_t own = partition(rows, placement_.world_size(), grid.expert_group(rank)).size();
+  const int expert_groups = placement_.world_size();
+  const std::int64_t own = owned_[static_cast<std::size_t>(grid.expert_group(rank))].size();
   if (facts_.fixed_counts) {
-    sent = own * others;
-    returned = rows - own;
+    sent = own * (expert_groups - 1);
+    returned = rows_ - own;
   }
   const std::int64_t message =
       dispatch_message(facts_.hidden_size, facts_.num_experts_per_tok, facts_.activation_dtype)
@@ -155,8 +177,19 @@ std::int64_t ExchangeCounters::bytes_of_messages(std::int64_t rows, int rank, st
   const std::int64_t sliced = elements_of_sum(
       own_elements, partition(own_elements, grid.moe_tp, grid.expert_slice(rank)).size(),
       grid.moe_tp);
-  return sent * message + (returned * facts_.hidden_size + sliced + own_elements * others) *
+  const int owners = by_group_ ? expert_groups / grid.attention_dp : expert_groups;
+  return sent * message + (returned * facts_.hidden_size + sliced + own_elements * (owners - 1)) *
                               dtype_bytes(facts_.activation_dtype);
+}
+
+std::int64_t ExchangeCounters::bytes_of_groups(int rank) const {
+  const ParallelGrid& grid = facts_.grid;
+  if (by_group_) {
+    return 0;
+  }
+  const auto group = static_cast<std::size_t>(grid.attention_group(rank, world_size()));
+  return rows_of_groups_[group] * (grid.attention_dp - 1) * facts_.hidden_size *
+         dtype_bytes(facts_.activation_dtype);
 }
 
 ExchangeReport ExchangeCounters::report(std::span<const ExchangeTimes> times) const {

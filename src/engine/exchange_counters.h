@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/expert_placement.h"
+#include "core/partition.h"
 #include "model/expert_exchange.h"
 
 namespace kdtree {
@@ -17,7 +18,7 @@ namespace kdtree {
 struct ExchangeFacts {
   ExchangeKind kind = ExchangeKind::kAllReduce;
   bool fixed_counts = false;  // ExchangeSizes::fixed_counts
-  ParallelGrid grid = {};     // without attention groups
+  ParallelGrid grid = {};
   std::int64_t hidden_size = 0;
   std::int64_t num_experts_per_tok = 0;
   DType activation_dtype = DType::kFloat32;
@@ -31,8 +32,9 @@ struct ExchangeCount {
   // Pairs of a row of this rank's expert group and another group that has one of its experts: what
   // an all-to-all has to send. 0 under the other exchanges, where every rank has all rows.
   std::int64_t rows_dispatched = 0;
-  // Bytes that this rank sends to others: messages as they are, of all-reduce what a reduce-scatter
-  // and an all-gather of it send, the least that gives every rank the sum.
+  // Bytes that this rank sends to others, rows of its attention group included: messages as they
+  // are, of all-reduce what a reduce-scatter and an all-gather of it send, the least that gives
+  // every rank the sum.
   std::int64_t bytes_sent = 0;
   std::int64_t experts_touched = 0;  // distinct experts of a step that were computed here
   // Microseconds: until this rank's experts have their rows, for the experts (and what of the
@@ -69,20 +71,30 @@ class ExchangeCounters {
 
   // Where experts are from now on: on which expert group of the grid.
   void set_placement(const ExpertPlacement& placement) { placement_ = placement; }
-  // Counts a step: expert_ids [layers, rows, num_experts_per_tok] logical experts.
-  void add_step(std::span<const std::int32_t> expert_ids);
+  // Counts a step: expert_ids [layers, rows, num_experts_per_tok] logical experts; rows_of_groups
+  // [attention_dp], which lie one behind the other, or nothing for one group.
+  void add_step(std::span<const std::int32_t> expert_ids,
+                std::span<const std::int64_t> rows_of_groups = {});
   // times [world_size, steps, layers], of the steps that have been counted.
   ExchangeReport report(std::span<const ExchangeTimes> times) const;
 
  private:
-  void add_layer(std::size_t index, std::span<const std::int32_t> expert_ids, std::int64_t rows);
+  void add_layer(std::size_t index, std::span<const std::int32_t> expert_ids);
   int world_size() const { return placement_.world_size() * facts_.grid.moe_tp; }
-  std::int64_t bytes_of_sums(std::int64_t rows, int rank) const;
-  std::int64_t bytes_of_messages(std::int64_t rows, int rank, std::int64_t sent,
-                                 std::int64_t returned) const;
+  // Cuts the rows of a step into those that each expert group owns.
+  void divide(std::int64_t rows, std::span<const std::int64_t> rows_of_groups);
+  std::int64_t bytes_of_sums(int rank) const;
+  std::int64_t bytes_of_messages(int rank, std::int64_t sent, std::int64_t returned) const;
+  // Of the rows of all attention groups, where the exchange needs them everywhere.
+  std::int64_t bytes_of_groups(int rank) const;
 
   ExchangeFacts facts_;
   ExpertPlacement placement_;
+  bool by_group_;  // ExpertExchange::by_group()
+  // Of the step that is being counted.
+  std::int64_t rows_ = 0;
+  std::vector<std::int64_t> rows_of_groups_;  // [attention_dp]
+  std::vector<Range> owned_;                  // [expert groups] rows
   std::vector<ExchangeLayer> layers_;
   std::vector<double> sum_of_largest_;  // [layers] expert_rows, over steps
   std::vector<double> sum_of_means_;

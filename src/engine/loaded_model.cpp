@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/group_slots.h"
 #include "engine/memory_plan.h"
 
 namespace kdtree {
@@ -41,6 +42,10 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   sizes.prefill_rows = std::min(options.max_prompt, kMaxPrefillRows);
   sizes.max_rows = std::max(options.batch_size * sizes.max_nodes, sizes.prefill_rows);
   sizes.decoder.max_rows = sizes.max_rows;
+  // A prompt is one group's.
+  sizes.decoder.max_group_rows =
+      std::max(group_slots(options.grid, options.batch_size, 0).size() * sizes.max_nodes,
+               sizes.prefill_rows);
   // A step that runs ahead begins behind the longest path of the step that ended its sequence.
   const std::int64_t last_prefix = options.max_context + sizes.max_path;
   sizes.decoder.max_positions = last_prefix + sizes.max_path;
@@ -69,6 +74,13 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
                  .capacity = last_prefix + sizes.max_nodes,
                  .width = target.kv_lora_rank + target.qk_rope_head_dim};
   return sizes;
+}
+
+CacheSizes rank_cache_sizes(const StepSizes& sizes, const LoadOptions& load) {
+  CacheSizes cache = sizes.cache;
+  const int group = load.grid.attention_group(load.rank, load.world_size);
+  cache.stored_slots = group_slots(load.grid, cache.num_slots, group).size();
+  return cache;
 }
 
 ExpertPlacement expert_placement(const ModelConfig& config, const EngineOptions& options,

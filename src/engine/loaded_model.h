@@ -79,6 +79,8 @@ struct StepSizes {
   CacheSizes cache;
 };
 StepSizes step_sizes(const ModelSource& source, const EngineOptions& options);
+// Of these, what the rank's cache has: the slots of its attention group.
+CacheSizes rank_cache_sizes(const StepSizes& sizes, const LoadOptions& load);
 
 // That of the options, on the expert groups of world_size ranks. Error if it is for other groups or
 // experts.

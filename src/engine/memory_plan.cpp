@@ -63,7 +63,7 @@ MemoryPlan workspace_plan(const ModelSource& source, const EngineOptions& option
         2 * LatentKvCache::bytes(Drafter::cache_sizes(drafter, drafter_part, sizes.drafter), dtype);
     drafter_workspace = Drafter::workspace_bytes(traits, drafter, drafter_part, sizes.drafter);
   }
-  add("latent cache", LatentKvCache::bytes(sizes.cache, dtype));
+  add("latent cache", LatentKvCache::bytes(rank_cache_sizes(sizes, load), dtype));
   add("drafter cache", drafter_cache);
   add("target workspace",
       Decoder::workspace_bytes(traits, config, partition, sizes.decoder, load.world_size));

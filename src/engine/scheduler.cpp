@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "engine/group_slots.h"
 #include "engine/near_tie.h"
 
 namespace kdtree {
@@ -31,6 +32,23 @@ Scheduler::Active& Scheduler::active(std::int32_t slot) {
   return *entry;
 }
 
+std::size_t Scheduler::free_slot() const {
+  const auto count_free = [this](const Range& slots) {
+    return std::count(slots_.begin() + slots.begin, slots_.begin() + slots.end, std::nullopt);
+  };
+  Range roomiest = group_slots(options_.grid, options_.num_slots, 0);
+  for (int group = 1; group < options_.grid.attention_dp; ++group) {
+    const Range slots = group_slots(options_.grid, options_.num_slots, group);
+    if (count_free(slots) > count_free(roomiest)) {
+      roomiest = slots;
+    }
+  }
+  const auto found =
+      std::find(slots_.begin() + roomiest.begin, slots_.begin() + roomiest.end, std::nullopt);
+  return found == slots_.begin() + roomiest.end ? slots_.size()
+                                                : static_cast<std::size_t>(found - slots_.begin());
+}
+
 void Scheduler::plan_next(StepDecision& decision) {
   // Finished sequences leave their slots here.
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
@@ -38,8 +56,8 @@ void Scheduler::plan_next(StepDecision& decision) {
       release(static_cast<std::int32_t>(slot));
     }
   }
-  const auto free_slot = std::find(slots_.begin(), slots_.end(), std::nullopt);
-  if (free_slot != slots_.end() && next_request_ < requests_.size()) {
+  const std::size_t slot = free_slot();
+  if (slot != slots_.size() && next_request_ < requests_.size()) {
     const Request& request = requests_[next_request_];
     Active entry;
     entry.result.index = static_cast<std::int64_t>(next_request_);
@@ -48,9 +66,9 @@ void Scheduler::plan_next(StepDecision& decision) {
     entry.stops_at_context = room < request.max_new_tokens;
     entry.max_output = std::min(room, request.max_new_tokens);
     entry.admitted = Clock::now();
-    *free_slot = std::move(entry);
+    slots_[slot] = std::move(entry);
     decision.next = NextAction::kPrefill;
-    decision.prefill_slot = static_cast<std::int32_t>(free_slot - slots_.begin());
+    decision.prefill_slot = static_cast<std::int32_t>(slot);
     decision.prefill_request = static_cast<std::int32_t>(next_request_++);
     return;
   }

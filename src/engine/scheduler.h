@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "comm/parallel_grid.h"
 #include "engine/request.h"
 #include "speculative/draft_tree.h"
 
@@ -28,6 +29,7 @@ struct StepDecision {
 
 struct SchedulerOptions {
   std::int64_t num_slots = 1;
+  ParallelGrid grid = {};        // which slots its attention groups have
   std::int64_t max_context = 0;  // prompt and output together
   std::vector<std::int64_t> eos_token_ids;
   bool record_steps = false;
@@ -45,8 +47,9 @@ class Scheduler {
   Scheduler(const SchedulerOptions& options, std::span<const Request> requests, OnResult on_result,
             OnTokens on_tokens = {});
 
-  // What to do first, and after each step: prefill where a slot is free and a prompt waits, else
-  // decode, else stop. Also takes finished sequences out of their slots.
+  // What to do first, and after each step: prefill where a slot is free and a prompt waits (in the
+  // attention group that has the most free slots, the first of those), else decode, else stop. Also
+  // takes finished sequences out of their slots.
   void plan_next(StepDecision& decision);
 
   // A prompt has been processed: its first token, how close that choice was, and the logits to
@@ -79,6 +82,8 @@ class Scheduler {
   // Tells on_tokens_ what stands behind the first `known` tokens.
   void report_tokens(const Active& active, std::size_t known);
   Active& active(std::int32_t slot);
+  // slots_.size() if none is free.
+  std::size_t free_slot() const;
   void release(std::int32_t slot);
   void deliver_in_order();
 

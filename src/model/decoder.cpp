@@ -27,10 +27,14 @@ MlaShape local_shape(const ModelConfig& config, const TargetPartition& partition
           .kv_lora_rank = config.kv_lora_rank};
 }
 
+std::int64_t group_rows(const DecoderOptions& options) {
+  return options.max_group_rows > 0 ? options.max_group_rows : options.max_rows;
+}
+
 ExchangeSizes exchange_sizes(const ModelConfig& config, const TargetPartition& partition,
                              const DecoderOptions& options) {
   return {.max_rows = options.max_rows,
-          .max_group_rows = options.max_rows,
+          .max_group_rows = group_rows(options),
           .hidden_size = config.hidden_size,
           .num_experts_per_tok = config.num_experts_per_tok,
           .moe_intermediate_size = partition.expert_intermediate.size(),
@@ -79,9 +83,9 @@ Decoder::Decoder(const ModelContext& context, const TargetModel& target,
       shape_(local_shape(config_, target.partition)),
       rope_table_(upload_rope_table(context.backend, config_, options.max_positions)),
       norm_(target.weights.vector("model.norm.weight")),
-      attention_workspace_(context.backend, config_, shape_, options.max_rows),
+      attention_workspace_(context.backend, config_, shape_, group_rows(options)),
       router_workspace_(context.backend, config_, router_sizes(config_, target.placement, options)),
-      mlp_workspace_(context.backend, target.partition.intermediate.size(), options.max_rows) {
+      mlp_workspace_(context.backend, target.partition.intermediate.size(), group_rows(options)) {
   check(options.grid == context.groups.grid(), "a decoder and its context with different grids");
   const ModelConfig& config = target.config;
   const WeightStore& weights = target.weights;
@@ -132,9 +136,10 @@ std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelCon
           ? *options.placement
           : ExpertPlacement::linear(config.n_routed_experts, options.grid.moe_ep(world_size));
   std::int64_t sum =
-      AttentionWorkspace::bytes(config, local_shape(config, partition), options.max_rows, dtype) +
+      AttentionWorkspace::bytes(config, local_shape(config, partition), group_rows(options),
+                                dtype) +
       RouterWorkspace::bytes(config, router_sizes(config, placement, options)) +
-      MlpWorkspace::bytes(partition.intermediate.size(), options.max_rows, dtype) +
+      MlpWorkspace::bytes(partition.intermediate.size(), group_rows(options), dtype) +
       options.max_rows * (3 + num_taps) * config.hidden_size * dtype_bytes(dtype) +
       options.max_positions * config.qk_rope_head_dim * dtype_bytes(DType::kFloat32) +
       num_counted_layers(config, options) * config.n_routed_experts * dtype_bytes(DType::kInt64);
@@ -150,45 +155,82 @@ std::int64_t Decoder::workspace_bytes(const MemoryTraits& traits, const ModelCon
   return sum;
 }
 
-ConstTensorView Decoder::forward(const TreeBatch& batch, const LatentKvCache& cache,
+ConstTensorView Decoder::forward(const GroupedBatch& batch, const LatentKvCache& cache,
                                  const Vocabulary& vocabulary) {
   Backend& backend = context_.backend;
-  const std::int64_t rows = batch.num_rows;
-  check(rows <= options_.max_rows, "a forward call of {} rows, room for {}", rows,
-        options_.max_rows);
+  const std::int64_t rows = batch.all.num_rows;
+  const std::int64_t own_rows = batch.own.num_rows;
+  check(rows <= options_.max_rows && own_rows <= group_rows(options_),
+        "a forward call of {} rows, {} of this rank's group, room for {} and {}", rows, own_rows,
+        options_.max_rows, group_rows(options_));
   const auto eps = static_cast<float>(config_.rms_norm_eps);
-  const TensorView hidden = hidden_.rows(rows);
-  const TensorView normed = normed_.rows(rows);
-  const TensorView delta = delta_.rows(rows);
+  const TensorView hidden = hidden_.view().rows(batch.first_row, own_rows);
+  const TensorView normed = normed_.view().rows(batch.first_row, own_rows);
+  const TensorView delta = delta_.view().rows(batch.first_row, own_rows);
   last_rows_ = rows;
-  vocabulary.embed(batch.token_ids, hidden);
+  vocabulary.embed(batch.all.token_ids, hidden_.rows(rows));
   backend.rms_norm(hidden, layers_.front().input_layernorm, eps, normed);
   for (std::size_t index = 0; index < layers_.size(); ++index) {
     const Layer& layer = layers_[index];
     const auto layer_index = static_cast<std::int64_t>(index);
-    layer.attention.forward(context_,
-                            {.x = normed, .batch = batch, .cache = cache, .partial = delta},
-                            attention_workspace_);
-    context_.all_reduce_sum(delta, {.what = "attention", .layer = layer_index});
+    if (own_rows > 0) {
+      layer.attention.forward(context_,
+                              {.x = normed, .batch = batch.own, .cache = cache, .partial = delta},
+                              attention_workspace_);
+    }
+    context_.groups.attention().all_reduce_sum(delta, backend.stream(),
+                                               {.what = "attention", .layer = layer_index});
     backend.add_rms_norm(hidden, delta, layer.post_attention_layernorm, eps, normed);
     if (layer.moe) {
-      const std::int64_t place = options_.keep_expert_ids ? layer.moe_index : 0;
-      const RouterRows routed = router_workspace_.of_layer(place, rows);
-      exchange_->set_marks(marks_of(layer.moe_index));
-      layer.moe->forward(context_, normed, routed, *exchange_, delta);
-      count_experts(layer.moe_index, routed.expert_ids, batch);
+      run_experts(layer, batch);
     } else {
       layer.dense->forward(backend, normed, mlp_workspace_, delta);
-      context_.all_reduce_sum(delta, {.what = "dense feed-forward", .layer = layer_index});
+      context_.groups.attention().all_reduce_sum(
+          delta, backend.stream(), {.what = "dense feed-forward", .layer = layer_index});
     }
     if (index + 1 < layers_.size()) {
       backend.add_rms_norm(hidden, delta, layers_[index + 1].input_layernorm, eps, normed);
     } else {
       backend.add(hidden, delta);
     }
-    copy_taps(layer_index, hidden);
+    copy_taps(layer_index, hidden, batch.first_row);
   }
-  return hidden;
+  gather_groups(hidden_.rows(rows), batch, {.what = "rows of all groups"});
+  gather_groups(taps_.rows(rows), batch, {.what = "taps of all groups"});
+  return hidden_.rows(rows);
+}
+
+void Decoder::run_experts(const Layer& layer, const GroupedBatch& batch) {
+  const std::int64_t rows = batch.all.num_rows;
+  const CollectiveLabel label{.what = "rows of all groups", .layer = layer.attention.layer()};
+  const RouterRows routed =
+      router_workspace_.of_layer(options_.keep_expert_ids ? layer.moe_index : 0, rows);
+  exchange_->set_marks(marks_of(layer.moe_index));
+  if (exchange_->by_group()) {
+    const std::int64_t own_rows = batch.own.num_rows;
+    layer.moe->forward(context_,
+                       {.x = normed_.view().rows(batch.first_row, own_rows),
+                        .y = delta_.view().rows(batch.first_row, own_rows),
+                        .rows_of_groups = batch.rows_of_groups},
+                       routed.part(batch.first_row, own_rows), *exchange_);
+    if (options_.keep_expert_ids || options_.count_experts) {
+      gather_groups(routed.expert_ids, batch, label);
+    }
+  } else {
+    gather_groups(normed_.rows(rows), batch, label);
+    layer.moe->forward(context_, {.x = normed_.rows(rows), .y = delta_.rows(rows)}, routed,
+                       *exchange_);
+  }
+  count_experts(layer.moe_index, routed.expert_ids, batch.all);
+}
+
+void Decoder::gather_groups(const TensorView& rows, const GroupedBatch& batch,
+                            CollectiveLabel label) const {
+  if (!batch.rows_of_groups.empty() && rows.num_elements() > 0) {
+    context_.groups.across().all_gather_rows(rows.rows(batch.first_row, batch.own.num_rows), rows,
+                                             batch.rows_of_groups, context_.backend.stream(),
+                                             label);
+  }
 }
 
 std::optional<std::size_t> Decoder::marks_of(std::int64_t moe_index) const {
@@ -209,11 +251,13 @@ void Decoder::count_experts(std::int64_t moe_index, const ConstTensorView& exper
   }
 }
 
-void Decoder::copy_taps(std::int64_t layer, const TensorView& hidden) const {
+void Decoder::copy_taps(std::int64_t layer, const TensorView& hidden,
+                        std::int64_t first_row) const {
   for (std::size_t tap = 0; tap < options_.target_layer_ids.size(); ++tap) {
     if (options_.target_layer_ids[tap] == layer) {
       const auto first = static_cast<std::int64_t>(tap) * config_.hidden_size;
-      context_.backend.copy(hidden, taps_.rows(hidden.size(0)).columns(first, config_.hidden_size));
+      context_.backend.copy(
+          hidden, taps_.view().rows(first_row, hidden.size(0)).columns(first, config_.hidden_size));
     }
   }
 }

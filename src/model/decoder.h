@@ -9,6 +9,7 @@
 #include "comm/expert_placement.h"
 #include "config/model_config.h"
 #include "model/expert_exchange.h"
+#include "model/grouped_batch.h"
 #include "model/latent_attention.h"
 #include "model/latent_kv_cache.h"
 #include "model/moe.h"
@@ -18,8 +19,9 @@
 namespace kdtree {
 
 struct DecoderOptions {
-  std::int64_t max_rows = 0;       // rows of one forward call
-  std::int64_t max_positions = 0;  // positions that rows may have
+  std::int64_t max_rows = 0;        // rows of one forward call
+  std::int64_t max_group_rows = 0;  // of them an attention group's; 0: as many
+  std::int64_t max_positions = 0;   // positions that rows may have
   std::vector<std::int64_t>
       target_layer_ids;  // layers whose outputs are tapped for the drafter; may be empty
   ExchangeKind exchange = ExchangeKind::kAllReduce;
@@ -52,8 +54,10 @@ class Decoder {
   ~Decoder();
 
   // Runs the batch through all layers, writing provisional rows of `cache`. Returns the residual
-  // stream [rows, hidden] behind the last layer, before the final norm; valid until the next call.
-  ConstTensorView forward(const TreeBatch& batch, const LatentKvCache& cache,
+  // stream [rows, hidden] of all rows behind the last layer, before the final norm, on every rank;
+  // valid until the next call. Between the embedding and that, a rank has its attention group's
+  // rows alone, but for what an exchange wants.
+  ConstTensorView forward(const GroupedBatch& batch, const LatentKvCache& cache,
                           const Vocabulary& vocabulary);
   // Outputs of the tapped layers of the last forward call, [rows, taps * hidden] in the order of
   // target_layer_ids.
@@ -91,7 +95,13 @@ class Decoder {
   void count_experts(std::int64_t moe_index, const ConstTensorView& expert_ids,
                      const TreeBatch& batch) const;
   std::optional<std::size_t> marks_of(std::int64_t moe_index) const;
-  void copy_taps(std::int64_t layer, const TensorView& hidden) const;
+  // hidden: of the rows from first_row on.
+  void copy_taps(std::int64_t layer, const TensorView& hidden, std::int64_t first_row) const;
+  // From normed_ to delta_.
+  void run_experts(const Layer& layer, const GroupedBatch& batch);
+  // Tensor [rows, ...] of all rows, of which each group has its own, on every rank.
+  void gather_groups(const TensorView& rows, const GroupedBatch& batch,
+                     CollectiveLabel label) const;
 
   ModelContext context_;
   const ModelConfig& config_;
@@ -104,6 +114,7 @@ class Decoder {
   AttentionWorkspace attention_workspace_;
   RouterWorkspace router_workspace_;
   MlpWorkspace mlp_workspace_;
+  // A group's rows lie at their places among all.
   DeviceTensor hidden_;  // [max_rows, hidden] the residual stream
   DeviceTensor normed_;  // [max_rows, hidden]
   DeviceTensor delta_;   // [max_rows, hidden] what a sub-layer adds

@@ -32,6 +32,8 @@ class LatentAttention {
   LatentAttention(const ModelConfig& config, const WeightStore& weights, std::int64_t layer,
                   const MlaShape& shape, const ConstTensorView& rope_table);
 
+  std::int64_t layer() const { return layer_; }
+
   // What forward works on. cache: the provisional rows of this layer are written. partial [rows,
   // hidden]: this rank's heads' share, to be summed over ranks.
   struct Rows {

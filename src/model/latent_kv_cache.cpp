@@ -7,7 +7,7 @@ LatentKvCache::LatentKvCache(Backend& backend, const CacheSizes& sizes)
   layers_.reserve(static_cast<std::size_t>(sizes.num_layers));
   for (std::int64_t layer = 0; layer < sizes.num_layers; ++layer) {
     layers_.emplace_back(backend, backend.activation_dtype(),
-                         Shape{sizes.num_slots, sizes.capacity, sizes.width});
+                         Shape{sizes.num_stored(), sizes.capacity, sizes.width});
   }
 }
 
@@ -27,7 +27,7 @@ void LatentKvCache::compact(const CompactParams& params) const {
 }
 
 std::int64_t LatentKvCache::bytes(const CacheSizes& sizes, DType dtype) {
-  return sizes.num_layers * sizes.num_slots * sizes.capacity * sizes.width * dtype_bytes(dtype);
+  return sizes.num_layers * sizes.num_stored() * sizes.capacity * sizes.width * dtype_bytes(dtype);
 }
 
 }  // namespace kdtree

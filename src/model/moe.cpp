@@ -81,9 +81,9 @@ Moe::Moe(const ModelContext& context, const ModelConfig& config, const WeightSto
   }
 }
 
-void Moe::forward(const ModelContext& context, const ConstTensorView& x, const RouterRows& routed,
-                  ExpertExchange& exchange, const TensorView& y) const {
-  context.backend.linear(gate_, x, routed.logits);
+void Moe::forward(const ModelContext& context, const Rows& rows, const RouterRows& routed,
+                  ExpertExchange& exchange) const {
+  context.backend.linear(gate_, rows.x, routed.logits);
   RouterParams router = router_;
   router.logits = routed.logits;
   router.expert_ids = routed.expert_ids;
@@ -97,12 +97,16 @@ void Moe::forward(const ModelContext& context, const ConstTensorView& x, const R
                                      .physical_slots = placement_.physical_slots(),
                                      .targets = targets});
   }
-  exchange.forward(context, {.x = x, .targets = targets, .expert_weights = router.expert_weights},
+  exchange.forward(context,
+                   {.x = rows.x,
+                    .targets = targets,
+                    .expert_weights = router.expert_weights,
+                    .rows_of_groups = rows.rows_of_groups},
                    {.layer = layer_,
                     .experts = experts_.get(),
                     .shared = shared_.get(),
                     .placement = &placement_},
-                   y);
+                   rows.y);
 }
 
 void Moe::set_placement(const ModelContext& context, const LayerPlacement& placement) {

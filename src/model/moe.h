@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "config/model_config.h"
 #include "model/expert_exchange.h"
@@ -16,6 +17,15 @@ struct RouterRows {
   TensorView expert_weights;  // [rows, num_experts_per_tok] float32
   // [rows, num_experts_per_tok] physical slots; empty unless a layer has replicas
   TensorView targets;
+
+  // `count` of the rows, from `first` on.
+  RouterRows part(std::int64_t first, std::int64_t count) const {
+    const bool replicas = targets.size(0) > 0;
+    return {.logits = logits.rows(first, count),
+            .expert_ids = expert_ids.rows(first, count),
+            .expert_weights = expert_weights.rows(first, count),
+            .targets = replicas ? targets.rows(first, count) : targets};
+  }
 };
 
 struct RouterSizes {
@@ -52,10 +62,16 @@ class Moe {
   Moe(const ModelContext& context, const ModelConfig& config, const WeightStore& weights,
       std::int64_t layer, const LayerPlacement& placement);
 
-  // x [rows, hidden], normed -> y [rows, hidden], complete on every rank. `routed` receives the
-  // router's decision, the same on every rank: logical experts, whatever the placement.
-  void forward(const ModelContext& context, const ConstTensorView& x, const RouterRows& routed,
-               ExpertExchange& exchange, const TensorView& y) const;
+  // What forward works on: the rows that the exchange takes.
+  struct Rows {
+    ConstTensorView x;  // [rows, hidden], normed
+    TensorView y;       // [rows, hidden], complete on every rank that has the rows
+    std::span<const std::int64_t> rows_of_groups = {};  // as RoutedRows has it
+  };
+  // `routed` receives the router's decision, the same on every rank that has the rows: logical
+  // experts, whatever the placement.
+  void forward(const ModelContext& context, const Rows& rows, const RouterRows& routed,
+               ExpertExchange& exchange) const;
   // Its experts have been moved (weights/weight_store.h): they are dispatched by `placement` from
   // now on. Not while a step is in flight.
   void set_placement(const ModelContext& context, const LayerPlacement& placement);

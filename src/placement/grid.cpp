@@ -36,7 +36,8 @@ int second_of_pair(const GridSize& first, const GridSize& second, int world_size
 ParallelGrid make_grid(const GridOptions& options, int world_size) {
   return {.moe_tp = second_of_pair({"--moe-ep", options.moe_ep}, {"--moe-tp", options.moe_tp},
                                    world_size),
-          .attention_dp = 1};
+          .attention_dp = second_of_pair({"--attention-tp", options.attention_tp},
+                                         {"--attention-dp", options.attention_dp}, world_size)};
 }
 
 }  // namespace kdtree

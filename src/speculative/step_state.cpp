@@ -31,6 +31,7 @@ StepState::Rows::Rows(Backend& backend, std::int64_t max_sequences, std::int64_t
 StepState::StepState(Backend& backend, const StepShape& shape)
     : shape_(shape),
       slots_(backend, DType::kInt32, Shape{shape.max_sequences}),
+      cache_slots_(backend, DType::kInt32, Shape{shape.max_sequences}),
       prefix_lengths_(backend, DType::kInt32, Shape{shape.max_sequences}),
       roots_(backend, DType::kInt32, Shape{shape.max_sequences}),
       verify_(backend, shape.max_sequences, shape.max_nodes),
@@ -44,25 +45,34 @@ StepState::StepState(Backend& backend, const StepShape& shape)
 
 std::int64_t StepState::bytes(const StepShape& shape) {
   const std::int64_t rows = shape.max_nodes + shape.block_size + shape.max_path;
-  const std::int64_t words = 3 + 3 * rows + 3 + shape.max_path +
+  const std::int64_t words = 4 + 3 * rows + 3 + shape.max_path +
                              TreeBlock::words(1, shape.max_nodes) +
                              AcceptBlock::words(1, shape.max_path);
   return shape.max_sequences * (4 * words + 8 * shape.max_nodes * mask_words(shape.max_nodes)) + 12;
 }
 
 void StepState::set_sequences(Backend& backend, std::span<const RunningSequence> sequences) {
+  set_sequences(backend, sequences, {.listed = {0, std::ssize(sequences)}, .first_slot = 0});
+}
+
+void StepState::set_sequences(Backend& backend, std::span<const RunningSequence> sequences,
+                              const OwnSequences& own) {
   check(static_cast<std::int64_t>(sequences.size()) <= shape_.max_sequences,
         "{} sequences in a step, room for {}", sequences.size(), shape_.max_sequences);
   std::vector<std::int32_t> slots;
+  std::vector<std::int32_t> cache_slots;
   std::vector<std::int32_t> prefix_lengths;
   std::vector<std::int32_t> roots;
   for (const RunningSequence& sequence : sequences) {
     slots.push_back(sequence.slot);
+    cache_slots.push_back(sequence.slot - own.first_slot);
     prefix_lengths.push_back(sequence.prefix_length);
     roots.push_back(sequence.root_token);
   }
   num_sequences_ = static_cast<std::int64_t>(sequences.size());
+  own_ = own;
   slots_.upload(backend, std::span<const std::int32_t>(slots));
+  cache_slots_.upload(backend, std::span<const std::int32_t>(cache_slots));
   prefix_lengths_.upload(backend, std::span<const std::int32_t>(prefix_lengths));
   roots_.upload(backend, std::span<const std::int32_t>(roots));
   backend.synchronize();  // the uploads read these vectors
@@ -104,6 +114,25 @@ TreeBatch StepState::expand_trees(Backend& backend) {
   return batch;
 }
 
+TreeBatch StepState::own_trees(const TreeBatch& trees) const {
+  const std::int64_t sequences = num_own_sequences();
+  const std::int64_t first = first_own_row();
+  const std::int64_t rows = sequences * verify_.rows_per_sequence;
+  TreeBatch own;
+  own.num_sequences = sequences;
+  own.num_rows = rows;
+  own.token_ids = trees.token_ids.rows(first, rows);
+  own.positions = trees.positions.rows(first, rows);
+  // Of trees of one size: the first ones count from 0.
+  own.sequence_index = verify_.sequence_index.rows(rows);
+  own.slots = cache_slots_.view().rows(own_.listed.begin, sequences);
+  own.prefix_lengths = trees.prefix_lengths.rows(own_.listed.begin, sequences);
+  own.row_offsets = verify_.row_offsets.rows(sequences + 1);
+  own.ancestor_mask = trees.ancestor_mask.rows(first, rows);
+  own.num_real_rows = trees.num_real_rows.rows(own_.listed.begin, sequences);
+  return own;
+}
+
 StepState::AcceptedRows StepState::accepted_rows(Backend& backend) {
   const TreeBatch batch = batch_of(context_);
   const TensorView rows = context_rows_.rows(num_sequences_);
@@ -118,11 +147,13 @@ StepState::AcceptedRows StepState::accepted_rows(Backend& backend) {
 }
 
 CompactParams StepState::compact_params() const {
+  const std::int64_t first = own_.listed.begin;
+  const std::int64_t sequences = num_own_sequences();
   return {.cache = {},
-          .slots = slots_.rows(num_sequences_),
-          .prefix_lengths = prefix_lengths_.rows(num_sequences_),
-          .path_lengths = accepted_.path_lengths(num_sequences_),
-          .paths = accepted_.paths(num_sequences_)};
+          .slots = cache_slots_.view().rows(first, sequences),
+          .prefix_lengths = prefix_lengths_.view().rows(first, sequences),
+          .path_lengths = accepted_.path_lengths(num_sequences_).rows(first, sequences),
+          .paths = accepted_.paths(num_sequences_).rows(first, sequences)};
 }
 
 void StepState::advance(Backend& backend) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/partition.h"
 #include "kernels/device_tensor.h"
 #include "speculative/draft_tree.h"
 
@@ -27,12 +28,22 @@ struct RunningSequence {
   std::int32_t root_token = 0;     // chosen by the target, not yet in the cache
 };
 
+// Those of the listed sequences that belong to this rank's attention group; they stand side by
+// side.
+struct OwnSequences {
+  Range listed;                 // indices into the list
+  std::int32_t first_slot = 0;  // that the slots of the group's cache count from
+};
+
 class StepState {
  public:
   StepState(Backend& backend, const StepShape& shape);
 
   // Sets the sequences that the next steps advance. Steps keep prefix lengths and roots up to date
   // by themselves (advance): call it again only when the set changes.
+  void set_sequences(Backend& backend, std::span<const RunningSequence> sequences,
+                     const OwnSequences& own);
+  // All of them are this rank's.
   void set_sequences(Backend& backend, std::span<const RunningSequence> sequences);
   std::int64_t num_sequences() const { return num_sequences_; }
 
@@ -44,6 +55,10 @@ class StepState {
   TreeBatch expand_blocks(Backend& backend, std::int32_t mask_token_id);
   // The verify pass, from the tree block.
   TreeBatch expand_trees(Backend& backend);
+  // Of its rows those of this rank's group, with slots of the group's cache; and the first of them.
+  TreeBatch own_trees(const TreeBatch& trees) const;
+  std::int64_t first_own_row() const { return own_.listed.begin * shape_.max_nodes; }
+  std::int64_t num_own_sequences() const { return own_.listed.size(); }
   // The accepted nodes, from the accept block: the drafter's context rows behind the prefixes, and
   // which rows of the verify pass they are.
   struct AcceptedRows {
@@ -51,7 +66,7 @@ class StepState {
     ConstTensorView rows;  // [sequences * max_path]
   };
   AcceptedRows accepted_rows(Backend& backend);
-  // Slots, prefix lengths and paths for compacting a cache.
+  // Slots, prefix lengths and paths for compacting the cache of this rank's group.
   CompactParams compact_params() const;
   // Prefix lengths and roots of the next step.
   void advance(Backend& backend);
@@ -72,7 +87,9 @@ class StepState {
 
   StepShape shape_;
   std::int64_t num_sequences_ = 0;
+  OwnSequences own_;
   DeviceTensor slots_;
+  DeviceTensor cache_slots_;  // the same, counted from own_.first_slot
   DeviceTensor prefix_lengths_;
   DeviceTensor roots_;
   Rows verify_;

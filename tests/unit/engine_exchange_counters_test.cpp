@@ -117,6 +117,30 @@ TEST(ExchangeCountersTest, SlicesSendWhatTheirGroupSendsAndSumItUp) {
   EXPECT_DOUBLE_EQ(report.layers[0].load_max_over_mean, 2.0 / 1.5);
 }
 
+// Two attention groups of one rank, rank 0 with the first two rows: they own what they have, and
+// without messages between groups every rank would have to get all rows first.
+TEST(ExchangeCountersTest, AttentionGroupsOwnTheirRows) {
+  constexpr std::int64_t kRowBytes = kHidden * 4;
+  for (const ExchangeKind kind : kExchangeKinds) {
+    ExchangeFacts facts = facts_of(kind, 1);
+    facts.grid.attention_dp = 2;
+    ExchangeCounters counters(facts, ExpertPlacement::linear(2, 2), {0});
+    counters.add_step(std::vector<std::int32_t>{0, 1, 0, 0, 0, 0}, std::vector<std::int64_t>{2, 4});
+    const ExchangeReport report = counters.report(std::vector<ExchangeTimes>(2));
+    const std::vector<ExchangeCount>& ranks = report.layers[0].ranks;
+    EXPECT_EQ(ranks[0].expert_rows, 5) << exchange_name(kind);
+    if (kind == ExchangeKind::kAllToAll) {
+      EXPECT_EQ(ranks[0].rows_dispatched, 1);
+      EXPECT_EQ(ranks[1].rows_dispatched, 4);
+      EXPECT_EQ(ranks[0].bytes_sent, message_bytes(1) + 4 * kRowBytes);
+      EXPECT_EQ(ranks[1].bytes_sent, 4 * message_bytes(1) + kRowBytes);
+    } else {
+      EXPECT_EQ(ranks[0].bytes_sent, (6 + 2) * kRowBytes) << exchange_name(kind);
+      EXPECT_EQ(ranks[1].bytes_sent, (6 + 4) * kRowBytes) << exchange_name(kind);
+    }
+  }
+}
+
 // Replicas: each pair of a row and an expert is computed once, on a rank that holds the expert, and
 // it is the replica that the kernels choose.
 TEST(ExchangeCountersTest, ReplicasAreCountedWhereTheRowsGo) {

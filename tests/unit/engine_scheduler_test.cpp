@@ -95,6 +95,29 @@ TEST_F(EngineScheduler, FreeSlotsAreFilledBeforeDecoding) {
   }
 }
 
+// Three slots of group 0 and two of group 1.
+TEST_F(EngineScheduler, PromptsGoToTheGroupWithTheMostRoom) {
+  for (int i = 0; i < 7; ++i) {
+    add_request(2, 2);
+  }
+  Scheduler scheduler = make({.num_slots = 5,
+                              .grid = {.moe_tp = 1, .attention_dp = 2},
+                              .max_context = kWide,
+                              .eos_token_ids = {}});
+  std::int32_t request = 0;
+  for (const std::int32_t slot : {0, 1, 3, 2, 4}) {
+    expect_prefill(scheduler, request++, slot);
+    EXPECT_FALSE(scheduler.start_sequence(slot, 5, kClear, {}));
+  }
+  EXPECT_EQ(next(scheduler), NextAction::kDecode);
+  // Of two that end, the first of the lower group is taken first.
+  EXPECT_TRUE(advance(scheduler, 4, {}, 7));
+  EXPECT_TRUE(advance(scheduler, 1, {}, 7));
+  expect_prefill(scheduler, 5, 1);
+  EXPECT_FALSE(scheduler.start_sequence(1, 5, kClear, {}));
+  expect_prefill(scheduler, 6, 4);
+}
+
 TEST_F(EngineScheduler, OneTokenEndsWithThePrompt) {
   add_request(2, 1);
   Scheduler scheduler = make({.num_slots = 1, .max_context = kWide, .eos_token_ids = {}});

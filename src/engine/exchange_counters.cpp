@@ -56,7 +56,7 @@ ExchangeCounters::ExchangeCounters(const ExchangeFacts& facts, const ExpertPlace
   for (const std::int64_t layer : layers) {
     layers_.push_back(
         {.layer = layer,
-         .ranks = std::vector<ExchangeCount>(static_cast<std::size_t>(placement.world_size()))});
+         .ranks = std::vector<ExchangeCount>(static_cast<std::size_t>(world_size()))});
   }
 }
 

@@ -199,10 +199,11 @@ void AllToAllExchange::forward(const ModelContext& context, const RoutedRows& ro
                                            {.what = "slices of experts", .layer = layer});
   }
   Communicator& owners = by_group_ ? context.groups.owners() : context.groups.experts();
-  const auto first = static_cast<std::size_t>(rank_ / num_owners_ * num_owners_);
-  owners.all_gather_rows(own_y, y,
-                         std::span(own_rows_).subspan(first, static_cast<std::size_t>(num_owners_)),
-                         backend.stream(), {.what = "gather rows", .layer = layer});
+  const int first = rank_ / num_owners_ * num_owners_;
+  const std::span rows_of_owners = std::span(own_rows_).subspan(
+      static_cast<std::size_t>(first), static_cast<std::size_t>(num_owners_));
+  owners.all_gather_rows(own_y, y, rows_of_owners, backend.stream(),
+                         {.what = "gather rows", .layer = layer});
   mark(context, ExchangeMark::kEnd);
 }
 

@@ -12,159 +12,262 @@ namespace kdtree {
 
 namespace {
 
-// Output features that share what is read of x.
-constexpr int kTileOutputs = 4;
+// The rows of a tile and where their outputs go.
+template <int kRows>
+struct RowBlock {
+  const float* x[kRows];
+  float* y[kRows];
+};
 
 // Sums of kOutputs output features of kRows rows, in registers.
 template <int kRows, int kOutputs>
-struct Tile {
-  const float* x[kRows];
-  __m256 sums[kRows][kOutputs];
+struct Sums {
+  __m256 of[kRows][kOutputs];
 };
 
+// Eight elements of every row, from `i` on, times those of every output feature.
 template <int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void begin_tile(const LinearProduct& product, std::int64_t first_row,
-                                   Tile<kRows, kOutputs>& tile) {
+KDTREE_AVX2_INLINE void accumulate(const __m256 (&weights)[kOutputs], const RowBlock<kRows>& rows,
+                                   std::int64_t i, Sums<kRows, kOutputs>& sums) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    tile.x[r] = product.x.row(first_row + r);
+    const __m256 x = _mm256_loadu_ps(rows.x[r] + i);
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      sums.of[r][o] = _mm256_add_ps(sums.of[r][o], _mm256_mul_ps(weights[o], x));
+    }
   }
 }
 
-template <int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void accumulate(const __m256 (&x)[kRows], __m256 weights, int o,
-                                   Tile<kRows, kOutputs>& tile) {
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    tile.sums[r][o] = _mm256_add_ps(tile.sums[r][o], _mm256_mul_ps(weights, x[r]));
-  }
+KDTREE_AVX2_INLINE __m128 add_halves(__m256 v) {
+  return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+}
+
+// sum_lanes of four vectors.
+KDTREE_AVX2_INLINE __m128 sum_lanes_of(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const __m128 a4 = add_halves(a);
+  const __m128 b4 = add_halves(b);
+  const __m128 c4 = add_halves(c);
+  const __m128 d4 = add_halves(d);
+  const __m128 ab = _mm_add_ps(_mm_movelh_ps(a4, b4), _mm_movehl_ps(b4, a4));
+  const __m128 cd = _mm_add_ps(_mm_movelh_ps(c4, d4), _mm_movehl_ps(d4, c4));
+  return _mm_add_ps(_mm_shuffle_ps(ab, cd, _MM_SHUFFLE(2, 0, 2, 0)),
+                    _mm_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 1, 3, 1)));
 }
 
 // sum_lanes.
-KDTREE_AVX2_INLINE float sum_of(__m256 v) {
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+KDTREE_AVX2_INLINE float sum_lanes_of(__m256 v) {
+  const __m128 four = add_halves(v);
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+// Adds the lanes up and writes output features [o, o + kOutputs) of every row.
 template <int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void end_tile(const LinearProduct& product, std::int64_t first_row,
-                                 Range outputs, const Tile<kRows, kOutputs>& tile) {
+KDTREE_AVX2_INLINE void write_sums(const Sums<kRows, kOutputs>& sums, const RowBlock<kRows>& rows,
+                                   std::int64_t o) {
+  static_assert(kOutputs == 1 || kOutputs == 2 || kOutputs % 4 == 0);
+  if constexpr (kOutputs == 1) {
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    float* y = product.y.row(first_row + r) + outputs.begin;
+    for (int r = 0; r < kRows; ++r) {
+      rows.y[r][o] = sum_lanes_of(sums.of[r][0]);
+    }
+  } else if constexpr (kOutputs == 2) {
 #pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) {
-      // Features behind the last one of a broken tile repeat it and are dropped.
-      if (o < outputs.size()) {
-        y[o] = sum_of(tile.sums[r][o]);
+    for (int r = 0; r < kRows; r += 2) {
+      const int next = r + 1 < kRows ? r + 1 : r;  // the last of an odd number twice
+      const __m128 four =
+          sum_lanes_of(sums.of[r][0], sums.of[r][1], sums.of[next][0], sums.of[next][1]);
+      _mm_storel_pi(reinterpret_cast<__m64*>(rows.y[r] + o), four);
+      _mm_storeh_pi(reinterpret_cast<__m64*>(rows.y[next] + o), four);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto& of = sums.of[r];
+#pragma GCC unroll 8
+      for (int k = 0; k < kOutputs; k += 4) {
+        _mm_storeu_ps(rows.y[r] + o + k, sum_lanes_of(of[k], of[k + 1], of[k + 2], of[k + 3]));
       }
     }
   }
 }
 
-// Element: float, or uint16_t for bf16.
-template <class Element, int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void plain_tile(const LinearProduct& product, std::int64_t first_row,
-                                   Range outputs) {
-  const std::int64_t in_features = product.w.in_features;
-  const Element* w[kOutputs];
-#pragma GCC unroll 8
-  for (int o = 0; o < kOutputs; ++o) {
-    w[o] = static_cast<const Element*>(product.w.data) +
-           std::min(outputs.begin + o, outputs.end - 1) * in_features;
+// Asks for the `bytes` from `from` on. They may lie behind the end of the weight: nothing is read.
+KDTREE_AVX2_INLINE void prefetch(const void* from, std::int64_t bytes) {
+  constexpr std::int64_t kLineBytes = 64;
+  const auto* first = static_cast<const char*>(from);
+  for (std::int64_t at = 0; at < bytes; at += kLineBytes) {
+    _mm_prefetch(first + at, _MM_HINT_T0);
   }
-  Tile<kRows, kOutputs> tile = {};
-  begin_tile(product, first_row, tile);
+}
+// Tiles that weights are asked for ahead of their use.
+constexpr std::int64_t kTilesAhead = 2;
+
+// Output features [o, o + kOutputs). Element: float, or uint16_t for bf16.
+template <class Element, int kRows, int kOutputs>
+KDTREE_AVX2_INLINE void plain_tile(const WeightView& w, const RowBlock<kRows>& rows,
+                                   std::int64_t o) {
+  const std::int64_t in_features = w.in_features;
+  const auto* from = static_cast<const Element*>(w.data) + o * in_features;
+  constexpr auto kElementBytes = static_cast<std::int64_t>(sizeof(Element));
+  prefetch(from + kTilesAhead * kOutputs * in_features, kOutputs * in_features * kElementBytes);
+  Sums<kRows, kOutputs> sums = {};
+  __m256 weights[kOutputs];
   std::int64_t i = 0;
   for (; i + kLanes <= in_features; i += kLanes) {
-    __m256 x[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      x[r] = _mm256_loadu_ps(tile.x[r] + i);
+    for (int k = 0; k < kOutputs; ++k) {
+      weights[k] = avx2::decode_8(from + k * in_features + i);
     }
-#pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) {
-      accumulate(x, avx2::decode_8(w[o] + i), o, tile);
-    }
+    accumulate(weights, rows, i, sums);
   }
   if (i < in_features) {
-    __m256 x[kRows];
+    const std::int64_t count = in_features - i;
+#pragma GCC unroll 8
+    for (int k = 0; k < kOutputs; ++k) {
+      weights[k] = avx2::decode_tail(from + k * in_features + i, count);
+    }
+    float padded[kRows][kLanes];
+    RowBlock<kRows> tails = {};
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      x[r] = avx2::decode_tail(tile.x[r] + i, in_features - i);
+      _mm256_storeu_ps(padded[r], avx2::decode_tail(rows.x[r] + i, count));
+      tails.x[r] = padded[r];
     }
-#pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) {
-      accumulate(x, avx2::decode_tail(w[o] + i, in_features - i), o, tile);
-    }
+    accumulate(weights, tails, 0, sums);
   }
-  end_tile(product, first_row, outputs, tile);
+  write_sums(sums, rows, o);
 }
 
-template <int kRows, int kOutputs>
-KDTREE_AVX2_INLINE void int4_tile(const LinearProduct& product, std::int64_t first_row,
-                                  Range outputs) {
-  const WeightView& w = product.w;
+// The same of an INT4 weight. Scale: float, or uint16_t for bf16.
+template <class Scale, int kRows, int kOutputs>
+KDTREE_AVX2_INLINE void int4_tile(const WeightView& w, const RowBlock<kRows>& rows,
+                                  std::int64_t o) {
   const std::int64_t num_groups = w.in_features / w.group_size;
+  const std::int64_t num_words = w.in_features / kLanes;
   const std::int64_t group_words = w.group_size / kLanes;
-  const std::uint32_t* words[kOutputs];
-  std::int64_t scale_index[kOutputs];
-#pragma GCC unroll 8
-  for (int o = 0; o < kOutputs; ++o) {
-    const std::int64_t row = std::min(outputs.begin + o, outputs.end - 1);
-    words[o] = static_cast<const std::uint32_t*>(w.data) + row * num_groups * group_words;
-    scale_index[o] = row * num_groups;
-  }
-  Tile<kRows, kOutputs> tile = {};
-  begin_tile(product, first_row, tile);
+  const auto* words = static_cast<const std::uint32_t*>(w.data) + o * num_words;
+  const auto* from = static_cast<const Scale*>(w.scales) + o * num_groups;
+  constexpr auto kWordBytes = static_cast<std::int64_t>(sizeof(std::uint32_t));
+  prefetch(words + kTilesAhead * kOutputs * num_words, kOutputs * num_words * kWordBytes);
+  Sums<kRows, kOutputs> sums = {};
   std::int64_t word = 0;
   for (std::int64_t g = 0; g < num_groups; ++g) {
     __m256 scales[kOutputs];
 #pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) {
-      scales[o] = _mm256_set1_ps(read_scale(w, scale_index[o] + g));
+    for (int k = 0; k < kOutputs; ++k) {
+      scales[k] = avx2::broadcast(from + k * num_groups + g);
     }
     for (const std::int64_t end = word + group_words; word < end; ++word) {
-      __m256 x[kRows];
+      __m256 weights[kOutputs];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        x[r] = _mm256_loadu_ps(tile.x[r] + word * kLanes);
+      for (int k = 0; k < kOutputs; ++k) {
+        weights[k] = avx2::decode_8(words + k * num_words + word, scales[k]);
       }
-#pragma GCC unroll 8
-      for (int o = 0; o < kOutputs; ++o) {
-        accumulate(x, avx2::decode_8(words[o] + word, scales[o]), o, tile);
-      }
+      accumulate(weights, rows, word * kLanes, sums);
     }
   }
-  end_tile(product, first_row, outputs, tile);
+  write_sums(sums, rows, o);
 }
 
-// kRows rows from `first_row` on. Every tile of output features reads its weights once for them.
+// Output features in hand for so many rows: as many as registers have sums for.
+constexpr int tile_outputs(int num_rows) {
+  return num_rows <= 2 ? 4 : 2;
+}
+
+template <class Element, int kRows>
+KDTREE_AVX2_INLINE void plain_rows(const WeightView& w, const RowBlock<kRows>& rows,
+                                   Range outputs) {
+  constexpr int kOutputs = tile_outputs(kRows);
+  std::int64_t o = outputs.begin;
+  for (; o + kOutputs <= outputs.end; o += kOutputs) {
+    plain_tile<Element, kRows, kOutputs>(w, rows, o);
+  }
+  for (; o < outputs.end; ++o) {
+    plain_tile<Element, kRows, 1>(w, rows, o);
+  }
+}
+
+template <class Scale, int kRows>
+KDTREE_AVX2_INLINE void int4_rows(const WeightView& w, const RowBlock<kRows>& rows, Range outputs) {
+  constexpr int kOutputs = tile_outputs(kRows);
+  std::int64_t o = outputs.begin;
+  for (; o + kOutputs <= outputs.end; o += kOutputs) {
+    int4_tile<Scale, kRows, kOutputs>(w, rows, o);
+  }
+  for (; o < outputs.end; ++o) {
+    int4_tile<Scale, kRows, 1>(w, rows, o);
+  }
+}
+
+// kRows rows from `first_row` on: weights are decoded once for all of them.
 template <int kRows>
-KDTREE_AVX2_INLINE void tile_outputs(const LinearProduct& product, std::int64_t first_row,
-                                     Range outputs) {
+KDTREE_AVX2 void block_outputs(const LinearProduct& product, std::int64_t first_row,
+                               Range outputs) {
+  RowBlock<kRows> rows = {};
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    rows.x[r] = product.x.row(first_row + r);
+    rows.y[r] = product.y.row(first_row + r);
+  }
   switch (product.w.format) {
     case WeightFormat::kFloat32:
-      plain_tile<float, kRows, kTileOutputs>(product, first_row, outputs);
+      plain_rows<float>(product.w, rows, outputs);
       break;
     case WeightFormat::kBFloat16:
-      plain_tile<std::uint16_t, kRows, kTileOutputs>(product, first_row, outputs);
+      plain_rows<std::uint16_t>(product.w, rows, outputs);
       break;
     case WeightFormat::kInt4Group:
-      if constexpr (kRows < 3) {
-        int4_tile<kRows, kTileOutputs>(product, first_row, outputs);
+      if (product.w.scale_dtype == DType::kFloat32) {
+        int4_rows<float>(product.w, rows, outputs);
       } else {
-        // Beside the constants that decode, registers hold the sums of half a tile.
-        constexpr int kHalf = kTileOutputs / 2;
-        const std::int64_t middle = std::min(outputs.begin + kHalf, outputs.end);
-        int4_tile<kRows, kHalf>(product, first_row, {outputs.begin, middle});
-        if (middle < outputs.end) {
-          int4_tile<kRows, kHalf>(product, first_row, {middle, outputs.end});
-        }
+        int4_rows<std::uint16_t>(product.w, rows, outputs);
       }
       break;
   }
+}
+
+// Rows from `first_row` on as one block; returns how many were taken. Of more rows than a block
+// holds none is left alone.
+KDTREE_AVX2 std::int64_t next_block(const LinearProduct& product, std::int64_t first_row,
+                                    Range outputs) {
+  constexpr std::int64_t kMost = 6;
+  const std::int64_t left = product.num_rows - first_row;
+  const std::int64_t taken = left <= kMost ? left : std::min(kMost, (left + 1) / 2);
+  switch (taken) {
+    case 1:
+      block_outputs<1>(product, first_row, outputs);
+      break;
+    case 2:
+      block_outputs<2>(product, first_row, outputs);
+      break;
+    case 3:
+      block_outputs<3>(product, first_row, outputs);
+      break;
+    case 4:
+      block_outputs<4>(product, first_row, outputs);
+      break;
+    case 5:
+      block_outputs<5>(product, first_row, outputs);
+      break;
+    default:
+      block_outputs<kMost>(product, first_row, outputs);
+      break;
+  }
+  return taken;
+}
+
+std::int64_t row_bytes(const WeightView& w) {
+  switch (w.format) {
+    case WeightFormat::kFloat32:
+      return w.in_features * 4;
+    case WeightFormat::kBFloat16:
+      return w.in_features * 2;
+    case WeightFormat::kInt4Group:
+      return w.in_features / 2;
+  }
+  return 0;
 }
 
 KDTREE_AVX2 void decode_bfloat16(const std::uint16_t* from, std::int64_t count, float* to) {
@@ -219,18 +322,16 @@ void decode_weights_avx2(const WeightView& w, std::int64_t row, std::int64_t fir
   }
 }
 
-KDTREE_AVX2 void few_rows_outputs_avx2(const LinearProduct& product, std::int64_t first,
-                                       std::int64_t last) {
-  for (std::int64_t o = first; o < last; o += kTileOutputs) {
-    const Range outputs = {o, std::min<std::int64_t>(o + kTileOutputs, last)};
-    std::int64_t r = 0;
-    for (; r + 3 <= product.num_rows; r += 3) {
-      tile_outputs<3>(product, r, outputs);
-    }
-    if (product.num_rows - r == 2) {
-      tile_outputs<2>(product, r, outputs);
-    } else if (product.num_rows - r == 1) {
-      tile_outputs<1>(product, r, outputs);
+void few_rows_outputs_avx2(const LinearProduct& product, std::int64_t first, std::int64_t last) {
+  // Weights that stay in the nearest cache while all blocks of rows pass by.
+  constexpr std::int64_t kCachedBytes = 16384;
+  const std::int64_t whole_tiles =
+      kCachedBytes / std::max<std::int64_t>(1, row_bytes(product.w)) / 4 * 4;
+  const std::int64_t step = std::max<std::int64_t>(4, whole_tiles);
+  for (std::int64_t o = first; o < last; o += step) {
+    const Range outputs = {o, std::min(o + step, last)};
+    for (std::int64_t row = 0; row < product.num_rows;) {
+      row += next_block(product, row, outputs);
     }
   }
 }

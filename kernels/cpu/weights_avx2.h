@@ -14,10 +14,10 @@ bool has_avx2();
 void decode_weights_avx2(const WeightView& w, std::int64_t row, std::int64_t first,
                          std::int64_t count, float* to);
 
-// linear_outputs for few rows: weights are decoded in registers, used for up to three rows and
+// linear_outputs for few rows: weights are decoded in registers, used for up to six rows and
 // dropped. Up to few_rows() rows that costs less than to keep decoded weights in memory.
 constexpr std::int64_t few_rows(WeightFormat format) {
-  return format == WeightFormat::kInt4Group ? 6 : 16;
+  return format == WeightFormat::kInt4Group ? 8 : 24;
 }
 void few_rows_outputs_avx2(const LinearProduct& product, std::int64_t first, std::int64_t last);
 

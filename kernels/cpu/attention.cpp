@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/exp_lanes.h"
 #include "kernels/cpu/lanes.h"
-#include "kernels/cpu/scalar_math.h"
 
 namespace kdtree {
 namespace {
@@ -50,6 +50,33 @@ void add_values(const HeadCache& cache, std::span<const std::int32_t> visible, c
   }
 }
 
+// Turns scores into weights exp(score - the highest score) and returns their sum; weight j belongs
+// to lane j % 8.
+KDTREE_SIMD_CLONES
+float weigh(float* scores, std::int64_t count) {
+  const float highest = largest(scores, count);
+  Lanes sum = {};
+  std::int64_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) {
+    Lanes weights;
+    load_lanes(scores + j, weights);
+    weights -= highest;
+    exp_lanes(weights);
+    store_lanes(weights, scores + j);
+    sum += weights;
+  }
+  if (j < count) {
+    Lanes weights;
+    load_lanes(scores + j, count - j, weights);
+    weights -= highest;
+    exp_lanes(weights);
+    std::memcpy(scores + j, &weights, static_cast<std::size_t>(count - j) * sizeof(float));
+    load_lanes(scores + j, count - j, weights);  // zeros behind the last one
+    sum += weights;
+  }
+  return sum_lanes(sum);
+}
+
 }  // namespace
 
 void attend(const HeadCache& cache, const HeadQuery& head, float* scores, float* output) {
@@ -59,12 +86,7 @@ void attend(const HeadCache& cache, const HeadQuery& head, float* scores, float*
     return;
   }
   score_keys(cache, head, scores);
-  const float highest = *std::max_element(scores, scores + visible.size());
-  float sum = 0;
-  for (std::size_t j = 0; j < visible.size(); ++j) {
-    scores[j] = std::exp(scores[j] - highest);
-    sum += scores[j];
-  }
+  const float sum = weigh(scores, std::ssize(visible));
   add_values(cache, visible, scores, output);
   for (std::int64_t c = 0; c < cache.value_dim; ++c) {
     output[c] /= sum;

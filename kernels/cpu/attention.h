@@ -23,9 +23,9 @@ struct HeadQuery {
 };
 
 // output = sum_j softmax_j(query . key[visible[j]] * scale) * value[visible[j]]; zeros if nothing
-// is visible. Every sum runs over j in the order of `visible`, and nothing else enters: the same
-// keys in the same order give the same bits, wherever they lie. `scores` is scratch, one value per
-// visible entry.
+// is visible. Every sum runs over j in the order of `visible` (that of the weights in eight lanes),
+// and nothing else enters: the same keys in the same order give the same bits, wherever they lie.
+// `scores` is scratch, one value per visible entry.
 void attend(const HeadCache& cache, const HeadQuery& head, float* scores, float* output);
 
 }  // namespace kdtree

@@ -1,6 +1,6 @@
-// Eight weights of each format as eight lanes of float32, for x86-64 processors with AVX2. Every
-// function here and every function that calls one is compiled for AVX2 whatever the rest of the
-// program is compiled for; has_avx2() in weights_avx2.h says whether they may run.
+// Eight weights of each format as eight lanes of float32, for x86-64 processors with AVX2 and
+// FMA. Every function here and every function that calls one is compiled for both, whatever the
+// rest of the program is compiled for; has_avx2() in weights_avx2.h says whether they may run.
 #pragma once
 
 #if defined(__x86_64__)
@@ -12,8 +12,8 @@
 
 #include "kernels/cpu/lanes.h"
 
-#define KDTREE_AVX2 __attribute__((target("avx2")))
-#define KDTREE_AVX2_INLINE inline __attribute__((target("avx2"), always_inline))
+#define KDTREE_AVX2 __attribute__((target("avx2,fma")))
+#define KDTREE_AVX2_INLINE inline __attribute__((target("avx2,fma"), always_inline))
 
 namespace kdtree::avx2 {
 

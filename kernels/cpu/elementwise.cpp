@@ -4,12 +4,42 @@
 #include <cstring>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/exp_lanes.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/scalar_math.h"
 #include "kernels/cpu/shapes.h"
 #include "kernels/cpu/weights.h"
 
 namespace kdtree {
+
+namespace {
+
+// gates = silu(gates) * ups.
+KDTREE_INLINE void swiglu_lanes(Lanes& gates, const Lanes& ups) {
+  Lanes e = -gates;
+  exp_lanes(e);
+  gates = gates / (1.0F + e) * ups;
+}
+
+}  // namespace
+
+KDTREE_SIMD_CLONES
+void swiglu_row(const float* gate, const float* up, std::int64_t n, float* to) {
+  Lanes gates;
+  Lanes ups;
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    load_lanes(gate + i, gates);
+    load_lanes(up + i, ups);
+    swiglu_lanes(gates, ups);
+    store_lanes(gates, to + i);
+  }
+  if (i < n) {
+    load_lanes(gate + i, n - i, gates);
+    load_lanes(up + i, n - i, ups);
+    swiglu_lanes(gates, ups);
+    std::memcpy(to + i, &gates, static_cast<std::size_t>(n - i) * sizeof(float));
+  }
+}
 
 void CpuBackend::embed(const WeightView& table, std::int64_t first_row, ConstTensorView token_ids,
                        TensorView out) {
@@ -105,12 +135,7 @@ void CpuBackend::swiglu(ConstTensorView gate, ConstTensorView up, TensorView y) 
   parallel_for(num_threads_, {rows, rows * cols * kExpWork},
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t r = begin; r < end; ++r) {
-                   const float* gates = gate.row<float>(r);
-                   const float* ups = up.row<float>(r);
-                   float* to = y.row<float>(r);
-                   for (std::int64_t c = 0; c < cols; ++c) {
-                     to[c] = silu(gates[c]) * ups[c];
-                   }
+                   swiglu_row(gate.row<float>(r), up.row<float>(r), cols, y.row<float>(r));
                  }
                });
 }

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/exp_lanes.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/scalar_math.h"
 #include "kernels/cpu/shapes.h"
 #include "kernels/cpu/weights.h"
 
@@ -173,9 +173,7 @@ void CpuBackend::experts(const ExpertsParams& params) {
       linear_outputs({weights.gate[slot], x, gate, last - i}, begin, end);
       linear_outputs({weights.up[slot], x, up, last - i}, begin, end);
       for (std::int64_t r = 0; r < last - i; ++r) {
-        for (std::int64_t o = begin; o < end; ++o) {
-          gate.row(r)[o] = silu(gate.row(r)[o]) * up.row(r)[o];
-        }
+        swiglu_row(gate.row(r) + begin, up.row(r) + begin, end - begin, gate.row(r) + begin);
       }
     }
   });

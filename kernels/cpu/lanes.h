@@ -1,16 +1,17 @@
 // Sums in a fixed order that vector units can follow. Element i of a dot product belongs to lane
-// i % 8, a lane adds its elements in ascending order, and the eight lanes are added as a fixed
-// tree. Every dot product of the backend runs so, whatever tile it is computed in: its bits depend
-// on its two operands alone.
+// i % 8, a lane adds its elements in ascending order, each by one fused multiply-add, and the eight
+// lanes are added as a fixed tree. Every dot product of the backend runs so, whatever tile it is
+// computed in: its bits depend on its two operands alone.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-// The same loops compiled twice, for AVX2 and for any x86-64; the loader picks. Neither fuses
-// multiply and add, and lanes are lanes in both: the bits are equal.
+// The same loops compiled twice, for AVX2 with FMA and for any x86-64; the loader picks. Both fuse
+// what is written as fused and nothing else, and lanes are lanes in both: the bits are equal. (A
+// processor is known by what it can do; "arch=haswell" would be that one processor.)
 #if defined(__x86_64__)
-#define KDTREE_SIMD_CLONES __attribute__((target_clones("avx2", "default")))
+#define KDTREE_SIMD_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define KDTREE_SIMD_CLONES
 #endif
@@ -39,6 +40,15 @@ KDTREE_INLINE void load_lanes(const float* from, std::int64_t count, Lanes& lane
 
 KDTREE_INLINE void store_lanes(const Lanes& lanes, float* to) {
   std::memcpy(to, &lanes, sizeof(Lanes));
+}
+
+// sum += a * b, fused: one rounding a lane.
+KDTREE_INLINE void fused_add(const Lanes& a, const Lanes& b, Lanes& sum) {
+  Lanes result;
+  for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+    result[lane] = __builtin_fmaf(a[lane], b[lane], sum[lane]);
+  }
+  sum = result;
 }
 
 KDTREE_INLINE float sum_lanes(const Lanes& v) {
@@ -75,7 +85,7 @@ KDTREE_INLINE void accumulate_dots(const float* const (&x)[kRows],
       load_lanes(w[o] + i, weights);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        local[r][o] += weights * values[r];
+        fused_add(weights, values[r], local[r][o]);
       }
     }
   }
@@ -88,7 +98,7 @@ KDTREE_INLINE void accumulate_dots(const float* const (&x)[kRows],
       for (int r = 0; r < kRows; ++r) {
         Lanes values;
         load_lanes(x[r] + i, n - i, values);
-        local[r][o] += weights * values;
+        fused_add(weights, values, local[r][o]);
       }
     }
   }
@@ -101,7 +111,7 @@ KDTREE_INLINE void accumulate_dots(const float* const (&x)[kRows],
   }
 }
 
-// out[c] += factors[j] * rows[j][c] for all c in [0, n), in ascending j for each c.
+// out[c] += factors[j] * rows[j][c] for all c in [0, n), fused, in ascending j for each c.
 template <int kRows>
 KDTREE_INLINE void add_scaled(const float* factors, const float* const (&rows)[kRows],
                               std::int64_t n, float* out) {
@@ -113,14 +123,14 @@ KDTREE_INLINE void add_scaled(const float* factors, const float* const (&rows)[k
     for (int j = 0; j < kRows; ++j) {
       Lanes row;
       load_lanes(rows[j] + c, row);
-      sum += factors[j] * row;
+      fused_add(Lanes{} + factors[j], row, sum);
     }
     store_lanes(sum, out + c);
   }
   for (; c < n; ++c) {
 #pragma GCC unroll 8
     for (int j = 0; j < kRows; ++j) {
-      out[c] += factors[j] * rows[j][c];
+      out[c] = __builtin_fmaf(factors[j], rows[j][c], out[c]);
     }
   }
 }

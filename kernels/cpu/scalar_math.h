@@ -12,10 +12,6 @@ inline float sigmoid(float x) {
   return 1.0F / (1.0F + std::exp(-x));
 }
 
-inline float silu(float x) {
-  return x / (1.0F + std::exp(-x));
-}
-
 // NaN compares with nothing; choices treat it as the worst value.
 inline float nan_to_minus_infinity(float x) {
   return std::isnan(x) ? kMinusInfinity : x;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/exp_lanes.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/scalar_math.h"
 #include "kernels/cpu/shapes.h"
@@ -40,6 +41,10 @@ class BestCandidates {
     }
   }
 
+  // No candidate behind those offered so far, and not better than worst(), can come in: ids ascend.
+  bool full() const { return heap_.size() == k_ && k_ > 0; }
+  float worst() const { return heap_.front().value; }
+
   // Best first; places that nothing was offered for become -infinity and -1.
   void write(float* values, std::int32_t* ids) {
     std::sort_heap(heap_.begin(), heap_.end(), is_better);
@@ -54,6 +59,68 @@ class BestCandidates {
   std::vector<Candidate>& heap_;
   std::size_t k_;
 };
+
+using DoubleLanes = double __attribute__((vector_size(kLanes * sizeof(double))));
+
+// The first column from `c` on whose value is above `bound`, or `cols`.
+KDTREE_SIMD_CLONES
+std::int64_t next_above(const float* values, std::int64_t c, std::int64_t cols, float bound) {
+  for (; c + kLanes <= cols; c += kLanes) {
+    Lanes v;
+    load_lanes(values + c, v);
+    const IntLanes above = v > bound;  // false for NaN
+    std::int64_t words[kLanes / 2];
+    std::memcpy(words, &above, sizeof(words));
+    if ((words[0] | words[1] | words[2] | words[3]) != 0) {
+      break;
+    }
+  }
+  while (c < cols && !(values[c] > bound)) {
+    ++c;
+  }
+  return c;
+}
+
+// Eight logits from `i` on, -infinity behind the last of `n`.
+KDTREE_INLINE void load_logits(const float* logits, std::int64_t i, std::int64_t n, Lanes& v) {
+  if (i + kLanes <= n) {
+    load_lanes(logits + i, v);
+  } else {
+    v = Lanes{} + kMinusInfinity;
+    std::memcpy(&v, logits + i, static_cast<std::size_t>(n - i) * sizeof(float));
+  }
+}
+
+// The largest of a row's logits and the sum of exp(logit - largest), each in float32, added in
+// double in eight lanes. NaN counts as -infinity.
+KDTREE_SIMD_CLONES
+void log_sum_exp_row(const float* logits, std::int64_t n, float* partial) {
+  Lanes v;
+  Lanes best = Lanes{} + kMinusInfinity;
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    load_logits(logits, i, n, v);
+    best = v > best ? v : best;  // false for NaN
+  }
+  float highest = kMinusInfinity;
+  for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+    highest = std::max(highest, best[lane]);
+  }
+  DoubleLanes sums = {};
+  for (std::int64_t i = 0; i < n && highest > kMinusInfinity; i += kLanes) {
+    load_logits(logits, i, n, v);
+    // The maximum itself counts 1, also when it is infinite.
+    Lanes e = v == highest ? Lanes{} : v - highest;
+    e = v <= highest ? e : Lanes{} + kMinusInfinity;  // false for NaN
+    exp_lanes(e);
+    sums += __builtin_convertvector(e, DoubleLanes);
+  }
+  double sum = 0;
+  for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+    sum += sums[lane];
+  }
+  partial[0] = highest;
+  partial[1] = static_cast<float>(sum);
+}
 
 // log of the sum over the whole vocabulary of exp(logit), from the parts' (m, s), in order of the
 // parts.
@@ -90,8 +157,9 @@ void CpuBackend::top_k(ConstTensorView logits, std::int64_t first_id, TensorView
     for (std::int64_t r = begin; r < end; ++r) {
       const float* from = logits.row<float>(r);
       BestCandidates best(heap, k);
-      for (std::int64_t c = 0; c < cols; ++c) {
+      for (std::int64_t c = 0; c < cols;) {
         best.offer({nan_to_minus_infinity(from[c]), static_cast<std::int32_t>(first_id + c)});
+        c = best.full() ? next_above(from, c + 1, cols, best.worst()) : c + 1;
       }
       best.write(values.row<float>(r), ids.row<std::int32_t>(r));
     }
@@ -103,23 +171,12 @@ void CpuBackend::log_sum_exp_partials(ConstTensorView logits, TensorView partial
   const std::int64_t rows = logits.size(0);
   const std::int64_t cols = logits.size(1);
   expect_tensor("partials", partials, DType::kFloat32, Shape{rows, 2});
-  parallel_for(
-      num_threads_, {rows, rows * cols * kExpWork}, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t r = begin; r < end; ++r) {
-          const float* from = logits.row<float>(r);
-          float highest = kMinusInfinity;
-          for (std::int64_t c = 0; c < cols; ++c) {
-            highest = std::max(highest, from[c]);  // max ignores a NaN on its right
-          }
-          double sum = 0;
-          for (std::int64_t c = 0; c < cols && highest > kMinusInfinity; ++c) {
-            // The maximum itself counts 1, also when it is infinite.
-            sum += from[c] == highest ? 1.0F : std::exp(nan_to_minus_infinity(from[c]) - highest);
-          }
-          partials.row<float>(r)[0] = highest;
-          partials.row<float>(r)[1] = static_cast<float>(sum);
-        }
-      });
+  parallel_for(num_threads_, {rows, rows * cols * kExpWork},
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t r = begin; r < end; ++r) {
+                   log_sum_exp_row(logits.row<float>(r), cols, partials.row<float>(r));
+                 }
+               });
 }
 
 void CpuBackend::merge_top_k(ConstTensorView part_values, ConstTensorView part_ids,

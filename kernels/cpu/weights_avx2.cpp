@@ -34,7 +34,7 @@ KDTREE_AVX2_INLINE void accumulate(const __m256 (&weights)[kOutputs], const RowB
     const __m256 x = _mm256_loadu_ps(rows.x[r] + i);
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
-      sums.of[r][o] = _mm256_add_ps(sums.of[r][o], _mm256_mul_ps(weights[o], x));
+      sums.of[r][o] = _mm256_fmadd_ps(weights[o], x, sums.of[r][o]);
     }
   }
 }
@@ -66,7 +66,7 @@ KDTREE_AVX2_INLINE float sum_lanes_of(__m256 v) {
 template <int kRows, int kOutputs>
 KDTREE_AVX2_INLINE void write_sums(const Sums<kRows, kOutputs>& sums, const RowBlock<kRows>& rows,
                                    std::int64_t o) {
-  static_assert(kOutputs == 1 || kOutputs == 2 || kOutputs % 4 == 0);
+  static_assert(kOutputs >= 1 && kOutputs <= 4);
   if constexpr (kOutputs == 1) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -85,9 +85,12 @@ KDTREE_AVX2_INLINE void write_sums(const Sums<kRows, kOutputs>& sums, const RowB
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const auto& of = sums.of[r];
-#pragma GCC unroll 8
-      for (int k = 0; k < kOutputs; k += 4) {
-        _mm_storeu_ps(rows.y[r] + o + k, sum_lanes_of(of[k], of[k + 1], of[k + 2], of[k + 3]));
+      const __m128 four = sum_lanes_of(of[0], of[1], of[2], of[kOutputs - 1]);
+      if constexpr (kOutputs == 4) {
+        _mm_storeu_ps(rows.y[r] + o, four);
+      } else {
+        _mm_storel_pi(reinterpret_cast<__m64*>(rows.y[r] + o), four);
+        rows.y[r][o + 2] = _mm_cvtss_f32(_mm_movehl_ps(four, four));
       }
     }
   }
@@ -173,7 +176,7 @@ KDTREE_AVX2_INLINE void int4_tile(const WeightView& w, const RowBlock<kRows>& ro
 
 // Output features in hand for so many rows: as many as registers have sums for.
 constexpr int tile_outputs(int num_rows) {
-  return num_rows <= 2 ? 4 : 2;
+  return num_rows <= 2 ? 4 : num_rows == 3 ? 3 : 2;
 }
 
 template <class Element, int kRows>
@@ -303,7 +306,7 @@ KDTREE_AVX2 void decode_int4(const WeightView& w, std::int64_t row, std::int64_t
 }  // namespace
 
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") != 0;
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
 }
 
 void decode_weights_avx2(const WeightView& w, std::int64_t row, std::int64_t first,

@@ -1,5 +1,5 @@
-// What weights.cpp does, written for x86-64 processors with AVX2: the same bits (see lanes.h) in
-// less time. Nothing here may be called where has_avx2() is false.
+// What weights.cpp does, written for x86-64 processors with AVX2 and FMA: the same bits (see
+// lanes.h) in less time. Nothing here may be called where has_avx2() is false.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kdtree {
 
-bool has_avx2();
+bool has_avx2();  // and FMA
 
 // decode_weights.
 void decode_weights_avx2(const WeightView& w, std::int64_t row, std::int64_t first,

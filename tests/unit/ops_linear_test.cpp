@@ -212,14 +212,14 @@ TEST_P(LinearTest, RowsOfAnyCall) {
   }
 }
 
-// The order of kernels/cpu/lanes.h, one element after the other: element i belongs to lane i % 8,
-// and the lanes are added as a fixed tree.
+// The order of kernels/cpu/lanes.h, one element after the other: element i is
+// fused into lane i % 8, and the lanes are added as a fixed tree.
 float dot_by_lanes(const RandomWeight& w, std::int64_t out, const float* x) {
   float lanes[8] = {};
   const std::int64_t in = w.view().in_features;
   for (std::int64_t i = 0; i < (in + 7) / 8 * 8; ++i) {
-    const float product = i < in ? static_cast<float>(w.at(out, i)) * x[i] : 0.0F;
-    lanes[i % 8] += product;
+    lanes[i % 8] = std::fma(i < in ? static_cast<float>(w.at(out, i)) : 0.0F, i < in ? x[i] : 0.0F,
+                            lanes[i % 8]);
   }
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
          ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));

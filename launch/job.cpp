@@ -37,6 +37,8 @@ ModelSource open_source(const RunConfig& config, const ShardOf& reader) {
     require_input(config.draft_rope_amplitude == "auto",
                   "--draft-rope-amplitude {}: --mode plain has no drafter",
                   config.draft_rope_amplitude);
+    require_input(config.draft_length == 0, "--draft-length {}: --mode plain has no drafter",
+                  config.draft_length);
     return source;
   }
   if (!config.draft.empty()) {
@@ -54,6 +56,13 @@ ModelSource open_source(const RunConfig& config, const ShardOf& reader) {
                   "{}: block_size {} leaves nothing to draft", source.drafter->origin,
                   source.drafter->config.block_size);
   }
+  require_input(source.drafter || config.draft_length == 0,
+                "--draft-length {} needs a drafter, and {} holds none", config.draft_length,
+                config.model);
+  require_input(!source.drafter || config.draft_length <= source.drafter->config.draft_horizon(),
+                "--draft-length {}: the drafter {} proposes {} tokens at most", config.draft_length,
+                source.drafter ? source.drafter->origin : "",
+                source.drafter ? source.drafter->config.draft_horizon() : 0);
   if (config.draft_rope_amplitude != "auto") {
     require_input(source.drafter.has_value(),
                   "--draft-rope-amplitude {} needs a drafter, and {} holds none",
@@ -201,6 +210,7 @@ Job plan_job(const RunConfig& config, const ReadInput& read, const ProcessGroup&
                     : job.mode == "chain" ? Mode::kChain
                                           : Mode::kTree;
   job.engine.tree_budget = config.tree_budget;
+  job.engine.draft_length = config.draft_length;
   job.engine.max_top_logits = config.top_logits;
   job.engine.record_steps = config.dump_steps;
   job.engine.exchange = find_exchange(config.exchange).value_or(ExchangeKind::kAllReduce);

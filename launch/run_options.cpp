@@ -19,6 +19,10 @@ void add_drafter_options(CLI::App& app, RunConfig& config) {
       app, "--draft-rope-amplitude", config.draft_rope_amplitude,
       "What the drafter's rotary cosines and sines are multiplied by, for drafters "
       "trained with another YaRN amplitude than their config gives; auto: the config");
+  add_count(app, "--draft-length", config.draft_length,
+            CLI::Range(std::int64_t{0}, std::int64_t{4096}),
+            "Tokens that the drafter proposes a step, in a block that much shorter; 0: its "
+            "block_size - 1");
 }
 
 void add_backend_options(CLI::App& app, RunConfig& config) {

@@ -99,16 +99,18 @@ PromptInput parse_prompt_line(const std::string& line, const std::string& origin
 std::string options_text(const RunConfig& config) {
   return fmt::format(
       "batch-size {} max-new-tokens {} max-context {} memory-fraction {} mode {} tree-budget {} "
+      "draft-length {} "
       "weights {} weights-seed {} backend {} communicator {} exchange {} dtype {} ignore-eos {} "
       "top-logits {} "
       "dump-steps {} output-format {} verify-golden {} draft-rope-amplitude {} rebalance-every {} "
       "record-expert-load {} record-exchange {} moe-ep {} moe-tp {} attention-tp {} attention-dp "
       "{}",
       config.batch_size, config.max_new_tokens, config.max_context, config.memory_fraction,
-      config.mode, config.tree_budget, config.weights, config.weights_seed, config.backend,
-      config.communicator, config.exchange, config.dtype, config.ignore_eos, config.top_logits,
-      config.dump_steps, config.output_format, config.verify_golden, config.draft_rope_amplitude,
-      config.rebalance_every, config.record_expert_load.empty() ? "no" : "yes",
+      config.mode, config.tree_budget, config.draft_length, config.weights, config.weights_seed,
+      config.backend, config.communicator, config.exchange, config.dtype, config.ignore_eos,
+      config.top_logits, config.dump_steps, config.output_format, config.verify_golden,
+      config.draft_rope_amplitude, config.rebalance_every,
+      config.record_expert_load.empty() ? "no" : "yes",
       config.record_exchange.empty() ? "no" : "yes", config.grid.moe_ep, config.grid.moe_tp,
       config.grid.attention_tp, config.grid.attention_dp);
 }

@@ -30,6 +30,7 @@ struct RunConfig {
   // "auto" or a number: what the drafter's rotary cosines and sines are multiplied by; auto: what
   // its config gives
   std::string draft_rope_amplitude = "auto";
+  std::int64_t draft_length = 0;        // tokens that the drafter proposes a step; 0: its block's
   std::vector<std::string> prompt_ids;  // each "1,2,3"
   std::vector<std::string> prompt;      // texts
   std::string prompts;                  // JSON lines with prompt_ids, prompt or messages

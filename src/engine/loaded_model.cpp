@@ -17,6 +17,13 @@ constexpr std::int64_t kMaxScoredRows = 128;
 // Candidates of each slot that a recorded step shows.
 constexpr std::int64_t kRecordedCandidates = 8;
 
+// Tokens that the drafter proposes a step.
+std::int64_t draft_length(const DrafterConfig& drafter, const EngineOptions& options) {
+  check(options.draft_length >= 0 && options.draft_length <= drafter.draft_horizon(),
+        "a draft of {} tokens by a drafter of {}", options.draft_length, drafter.draft_horizon());
+  return options.draft_length == 0 ? drafter.draft_horizon() : options.draft_length;
+}
+
 }  // namespace
 
 StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
@@ -25,13 +32,15 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   std::int64_t horizon = 0;
   if (options.mode != Mode::kPlain) {
     const DrafterConfig& drafter = source.drafter->config;
-    horizon = drafter.draft_horizon();
     const bool chain = options.mode == Mode::kChain;
+    const std::int64_t drafted = draft_length(drafter, options);
+    // Deeper slots than a tree can reach need not predict, unless they are to be shown.
+    horizon = chain || options.record_steps ? drafted : std::min(drafted, options.tree_budget);
     sizes.max_nodes = 1 + (chain ? horizon : options.tree_budget);
     sizes.num_candidates = chain ? 1 : std::min(options.tree_budget, target.vocab_size);
     sizes.num_ranked = sizes.num_candidates;
     sizes.num_recorded = std::min(kRecordedCandidates, target.vocab_size);
-    sizes.block_size = drafter.block_size;
+    sizes.block_size = 1 + drafted;
     if (options.record_steps) {
       sizes.num_ranked = std::max(sizes.num_ranked, sizes.num_recorded);
     }
@@ -56,9 +65,11 @@ StepSizes step_sizes(const ModelSource& source, const EngineOptions& options) {
   sizes.decoder.placement = options.placement;
   sizes.decoder.grid = options.grid;
   sizes.drafter.num_slots = options.batch_size;
-  sizes.drafter.capacity = last_prefix + sizes.max_path;
+  sizes.drafter.capacity = last_prefix + std::max(sizes.max_path, sizes.block_size);
   sizes.drafter.max_context_rows =
       std::max(options.batch_size * sizes.max_path, sizes.prefill_rows);
+  sizes.drafter.block_size = sizes.block_size;
+  sizes.drafter.num_predicted = horizon;
   const std::int64_t drafted_rows = options.batch_size * horizon;
   sizes.vocabulary.max_rows = std::max(options.batch_size * sizes.max_nodes, drafted_rows);
   if (options.score_windows) {

@@ -33,9 +33,12 @@ inline constexpr auto kMostCountedLayers = static_cast<std::int64_t>(
 struct EngineOptions {
   Mode mode = Mode::kTree;
   std::int64_t tree_budget = 16;  // nodes without the root; kTree only
-  std::int64_t batch_size = 1;    // sequences a step
-  std::int64_t max_context = 0;   // tokens of a sequence, prompt and output together
-  std::int64_t max_prompt = 1;    // of the longest prompt: bounds the rows of a prefill call
+  // Tokens that the drafter proposes a step, the slots of its block: 1 to its draft_horizon; 0 all.
+  // Drafters are trained with whole blocks and guess worse, and sooner, in shorter ones.
+  std::int64_t draft_length = 0;
+  std::int64_t batch_size = 1;   // sequences a step
+  std::int64_t max_context = 0;  // tokens of a sequence, prompt and output together
+  std::int64_t max_prompt = 1;   // of the longest prompt: bounds the rows of a prefill call
   std::int64_t max_top_logits = 0;
   bool record_steps = false;
   bool record_experts = false;  // an observer of steps gets what the router chose
@@ -68,7 +71,7 @@ struct StepSizes {
   std::int64_t num_ranked =
       1;  // that the drafter ranks for each slot (more where steps are recorded)
   std::int64_t num_recorded = 1;  // of these, how many a recorded step shows
-  std::int64_t block_size = 0;    // of the drafter; 0 without
+  std::int64_t block_size = 0;    // rows of a draft; 0 without a drafter
   std::int64_t max_path = 1;      // accepted nodes, root included
   std::int64_t num_choices = 1;   // logits of a node that tell near-ties
   std::int64_t prefill_rows = 1;  // of one prompt piece

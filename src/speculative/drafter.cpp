@@ -43,12 +43,12 @@ std::vector<std::int32_t> local_kv_heads(const DrafterConfig& config,
   return heads;
 }
 
-// Rows of the blocks whose slots predict: all but slot 0 of each.
-std::vector<std::int32_t> prediction_rows(const DrafterConfig& config, std::int64_t num_slots) {
+// Rows of the blocks whose slots predict, from slot 1 of each on.
+std::vector<std::int32_t> prediction_rows(const DrafterOptions& options) {
   std::vector<std::int32_t> rows;
-  for (std::int64_t sequence = 0; sequence < num_slots; ++sequence) {
-    for (std::int64_t slot = 1; slot < config.block_size; ++slot) {
-      rows.push_back(static_cast<std::int32_t>(sequence * config.block_size + slot));
+  for (std::int64_t sequence = 0; sequence < options.num_slots; ++sequence) {
+    for (std::int64_t slot = 1; slot <= options.num_predicted; ++slot) {
+      rows.push_back(static_cast<std::int32_t>(sequence * options.block_size + slot));
     }
   }
   return rows;
@@ -72,7 +72,7 @@ CacheSizes Drafter::cache_sizes(const DrafterConfig& config, const DrafterPartit
 }
 
 std::int64_t Drafter::max_rows() const {
-  return std::max(options_.max_context_rows, options_.num_slots * config_.block_size);
+  return std::max(options_.max_context_rows, options_.num_slots * options_.block_size);
 }
 
 Drafter::Drafter(const ModelContext& context, const DrafterModel& model, Vocabulary& vocabulary,
@@ -113,8 +113,12 @@ Drafter::Drafter(const ModelContext& context, const DrafterModel& model, Vocabul
          .post_attention_layernorm = weights.vector(prefix + "post_attention_layernorm.weight"),
          .mlp = Mlp(weights, prefix + "mlp.")});
   }
-  const std::int64_t block_rows = options.num_slots * config.block_size;
-  const std::int64_t predictions = options.num_slots * config.draft_horizon();
+  check(options.num_predicted >= 1 && options.num_predicted < options.block_size &&
+            options.block_size <= config.block_size,
+        "{} of {} slots predict, of a drafter with blocks of {}", options.num_predicted,
+        options.block_size, config.block_size);
+  const std::int64_t block_rows = options.num_slots * options.block_size;
+  const std::int64_t predictions = options.num_slots * options.num_predicted;
   const std::int64_t query_width = num_heads_ * config.head_dim;
   const std::int64_t kv_width = num_key_value_heads_ * config.head_dim;
   mlp_workspace_ = MlpWorkspace(backend, partition.intermediate.size(), block_rows);
@@ -124,8 +128,8 @@ Drafter::Drafter(const ModelContext& context, const DrafterModel& model, Vocabul
   normed_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
   delta_ = DeviceTensor(backend, dtype, Shape{block_rows, config.hidden_size});
   predicted_ = DeviceTensor(backend, dtype, Shape{predictions, config.hidden_size});
-  predicted_rows_ = DeviceTensor(
-      backend, std::span<const std::int32_t>(prediction_rows(config, options.num_slots)));
+  predicted_rows_ = DeviceTensor(backend, std::span<const std::int32_t>(prediction_rows(options)));
+  predicted_o_ = DeviceTensor(backend, dtype, Shape{predictions, query_width});
   q_ = DeviceTensor(backend, dtype, Shape{block_rows, query_width});
   o_ = DeviceTensor(backend, dtype, Shape{block_rows, query_width});
   k_ = DeviceTensor(backend, dtype, Shape{max_rows(), kv_width});
@@ -137,13 +141,13 @@ Drafter::~Drafter() = default;
 std::int64_t Drafter::workspace_bytes(const MemoryTraits& traits, const DrafterConfig& config,
                                       const DrafterPartition& partition,
                                       const DrafterOptions& options) {
-  const std::int64_t block_rows = options.num_slots * config.block_size;
+  const std::int64_t block_rows = options.num_slots * options.block_size;
   const std::int64_t rows = std::max(options.max_context_rows, block_rows);
-  const std::int64_t predictions = options.num_slots * config.draft_horizon();
+  const std::int64_t predictions = options.num_slots * options.num_predicted;
   const std::int64_t query_heads = partition.heads.size();
   const std::int64_t values =
       (options.max_context_rows + 3 * block_rows + predictions) * config.hidden_size +
-      block_rows * 2 * query_heads * config.head_dim +
+      (block_rows * 2 + predictions) * query_heads * config.head_dim +
       rows * 2 * partition.key_value_heads.size() * config.head_dim;
   const DType dtype = traits.activation_dtype();
   return values * dtype_bytes(dtype) + (query_heads + predictions) * dtype_bytes(DType::kInt32) +
@@ -189,13 +193,11 @@ void Drafter::append_context(const ConstTensorView& taps, const TreeBatch& batch
   }
 }
 
-void Drafter::block_layer(std::size_t layer, const TensorView& hidden, const TreeBatch& batch) {
+void Drafter::attend(std::size_t layer, const TensorView& hidden, const TreeBatch& batch) {
   Backend& backend = context_.backend;
   const Layer& weights = layers_[layer];
-  const auto index = static_cast<std::int64_t>(layer);
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   const TensorView normed = normed_.rows(batch.num_rows);
-  const TensorView delta = delta_.rows(batch.num_rows);
   const TensorView q = q_.rows(batch.num_rows);
   const TensorView o = o_.rows(batch.num_rows);
 
@@ -221,6 +223,15 @@ void Drafter::block_layer(std::size_t layer, const TensorView& hidden, const Tre
        .value_cache = values_[layer].view(),
        .batch = batch,
        .output = o});
+}
+
+void Drafter::finish_layer(std::size_t layer, const ConstTensorView& o, const TensorView& hidden) {
+  Backend& backend = context_.backend;
+  const Layer& weights = layers_[layer];
+  const auto index = static_cast<std::int64_t>(layer);
+  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  const TensorView normed = normed_.rows(hidden.size(0));
+  const TensorView delta = delta_.rows(hidden.size(0));
   backend.linear(weights.o_proj, o, delta);
   context_.all_reduce_sum(delta, {.what = "drafter attention", .layer = index});
   backend.add(hidden, delta);
@@ -232,16 +243,24 @@ void Drafter::block_layer(std::size_t layer, const TensorView& hidden, const Tre
 
 Vocabulary::TopK Drafter::draft(const TreeBatch& batch, std::int64_t num_candidates) {
   Backend& backend = context_.backend;
-  check(batch.num_rows == batch.num_sequences * config_.block_size, "{} rows for {} blocks of {}",
-        batch.num_rows, batch.num_sequences, config_.block_size);
+  check(batch.num_rows == batch.num_sequences * options_.block_size, "{} rows for {} blocks of {}",
+        batch.num_rows, batch.num_sequences, options_.block_size);
   const TensorView hidden = hidden_.rows(batch.num_rows);
   vocabulary_.embed(batch.token_ids, hidden);
-  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    block_layer(layer, hidden, batch);
+  const std::size_t last = layers_.size() - 1;
+  const TensorView o = o_.rows(batch.num_rows);
+  for (std::size_t layer = 0; layer < last; ++layer) {
+    attend(layer, hidden, batch);
+    finish_layer(layer, o, hidden);
   }
-  const std::int64_t num_predictions = batch.num_sequences * config_.draft_horizon();
+  attend(last, hidden, batch);
+  // Nothing attends to the last layer's outputs: rows that predict nothing end here.
+  const std::int64_t num_predictions = batch.num_sequences * options_.num_predicted;
   const TensorView predicted = predicted_.rows(num_predictions);
+  const TensorView predicted_o = predicted_o_.rows(num_predictions);
   backend.gather_rows(hidden, predicted_rows_.rows(num_predictions), predicted);
+  backend.gather_rows(o, predicted_rows_.rows(num_predictions), predicted_o);
+  finish_layer(last, predicted_o, predicted);
   backend.rms_norm(predicted, norm_, static_cast<float>(config_.rms_norm_eps), predicted);
   return vocabulary_.top_log_probs(predicted, num_candidates);
 }

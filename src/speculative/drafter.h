@@ -23,6 +23,8 @@ struct DrafterOptions {
   std::int64_t num_slots = 0;         // sequences at a time
   std::int64_t capacity = 0;          // context rows a slot, with room for a block behind the last
   std::int64_t max_context_rows = 0;  // rows of one append_context call
+  std::int64_t block_size = 0;  // rows of a block, at most the config's: fewer draft fewer tokens
+  std::int64_t num_predicted = 0;  // slots 1 to this one of a block predict, below block_size
 };
 
 // A loaded drafter.
@@ -51,10 +53,10 @@ class Drafter {
   // lengths decides how many of them count.
   void append_context(const ConstTensorView& taps, const TreeBatch& batch);
 
-  // Log-probabilities of the `num_candidates` best tokens of each slot 1..draft_horizon of each
-  // sequence, [sequences * draft_horizon, num_candidates]; equal on every rank, valid until the
+  // Log-probabilities of the `num_candidates` best tokens of each slot 1..num_predicted of each
+  // sequence, [sequences * num_predicted, num_candidates]; equal on every rank, valid until the
   // vocabulary's next call. `batch` holds a block [root, mask token, ...] a sequence, as chains
-  // behind the prefixes.
+  // behind the prefixes. How many slots predict changes nothing about what each of them does.
   Vocabulary::TopK draft(const TreeBatch& batch, std::int64_t num_candidates);
 
   static std::int64_t workspace_bytes(const MemoryTraits& traits, const DrafterConfig& config,
@@ -69,7 +71,10 @@ class Drafter {
   // Keys of `x` [rows, hidden] normed and rotated, values; both into the layer's caches at the
   // batch's rows.
   void write_keys_values(std::size_t layer, const ConstTensorView& x, const TreeBatch& batch);
-  void block_layer(std::size_t layer, const TensorView& hidden, const TreeBatch& batch);
+  // Attention of the block's rows before o_proj, into o_.
+  void attend(std::size_t layer, const TensorView& hidden, const TreeBatch& batch);
+  // What follows the attention is a row's own business: o and hidden may be some rows of a block.
+  void finish_layer(std::size_t layer, const ConstTensorView& o, const TensorView& hidden);
   std::int64_t max_rows() const;
 
   ModelContext context_;
@@ -92,8 +97,9 @@ class Drafter {
   DeviceTensor hidden_;          // [block rows, hidden]
   DeviceTensor normed_;          // [block rows, hidden]
   DeviceTensor delta_;           // [block rows, hidden]
-  DeviceTensor predicted_;       // [sequences * draft_horizon, hidden] rows of slots 1 and on
-  DeviceTensor predicted_rows_;  // [sequences * draft_horizon] which rows of the blocks these are
+  DeviceTensor predicted_;       // [sequences * num_predicted, hidden] rows of slots 1 and on
+  DeviceTensor predicted_rows_;  // [sequences * num_predicted] which rows of the blocks these are
+  DeviceTensor predicted_o_;     // [sequences * num_predicted, heads * head_dim] of o_
   DeviceTensor q_;               // [block rows, heads * head_dim]
   DeviceTensor o_;               // [block rows, heads * head_dim]
   DeviceTensor k_;               // [max_rows, kv heads * head_dim]

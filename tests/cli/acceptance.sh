@@ -44,6 +44,11 @@ fi
 if succeeds 0 "${bench[@]}" --budgets 2,6 --modes tree; then
   check 'trees alone' "$out" --cells tree:2,tree:6
 fi
+# Shorter drafts: no path is longer than they are.
+if succeeds 2 "${bench[@]}" --budgets 6 --draft-length 2; then
+  check 'two tokens a draft' "$out" --cells plain,chain,tree:6
+  holds 'chains of two' grep -Eq '"mode":"chain".*"nodes_per_step":3.0[,}]' "$out"
+fi
 # A bundle with its own drafter, which nobody trained; without it plain alone.
 printf '{"prompt_ids": [%s]}\n' 1,2,3 77,300 >"$work/small.jsonl"
 if succeeds 2 bench acceptance --model "$int4" --prompts "$work/small.jsonl" --max-new-tokens 6 \
@@ -75,8 +80,13 @@ done <<'CASES'
 --modes tree,greedy --modes: unknown name 'greedy', expected a list of: plain, chain, tree
 --max-new-tokens 0 --max-new-tokens: Value 0 not in range 1 to
 --batch-size 0 --batch-size: Value 0 not in range 1 to 4096
+--draft-length -1 --draft-length: Value -1 not in range 0 to 4096
+--draft-length 99 --draft-length 99: the drafter
 --surplus 1 unknown argument '--surplus' (see kdtree bench acceptance --help)
 CASES
+refused 0 '--draft-length 2: --mode plain has no drafter' "${bench[@]}" --modes plain --draft-length 2
+refused 0 "--draft-length 2 needs a drafter, and $trained/target holds none" generate \
+  --model "$trained/target" --prompt-ids 1,2 --draft-length 2
 refused 0 '--modes is empty, expected a list of: plain, chain, tree' "${bench[@]}" --modes ''
 
 finish

@@ -209,7 +209,7 @@ for ranks in 0 3; do
   holds "ranks $ranks: help of generate once" test \
     "$(count_in "$out" 'Usage: kdtree generate')" -eq 1
 done
-for flag in model draft prompt-ids prompt prompts chat chat-template thinking tokenizer parse-special batch-size max-new-tokens max-context memory-fraction mode tree-budget \
+for flag in model draft prompt-ids prompt prompts chat chat-template thinking tokenizer parse-special batch-size max-new-tokens max-context memory-fraction mode tree-budget draft-length \
   weights weights-seed backend communicator exchange dtype ignore-eos top-logits dump-steps output-format \
   verify-golden threads log-level config; do
   holds "help names --$flag" grep -q -- "^  --$flag " "$out"

@@ -118,21 +118,43 @@ void check_case(const RandomCase& random, Events& events) {
     request.ignore_eos = true;
   }
   const std::vector<Result> reference = model.generate({.mode = Mode::kPlain}, endless);
-  for (const Mode mode : {Mode::kPlain, Mode::kChain, Mode::kTree}) {
-    EngineOptions options = random.engine;
-    options.mode = mode;
-    options.record_steps = mode != Mode::kPlain;
-    const std::vector<Result> results = model.generate(options, random.requests);
+  const auto check_run = [&](const EngineOptions& options) {
+    std::vector<Result> results = model.generate(options, random.requests);
     for (std::size_t i = 0; i < results.size(); ++i) {
-      SCOPED_TRACE(testing::Message() << mode_name(mode) << " prompt " << i);
+      SCOPED_TRACE(testing::Message() << mode_name(options.mode) << " prompt " << i);
       const Ending expected = cut(reference[i].output_ids, random.requests[i], model.config(),
                                   random.engine.max_context);
       EXPECT_EQ(results[i].output_ids, expected.output_ids);
       EXPECT_EQ(results[i].stop_reason, expected.stop_reason);
-      expect_steps(results[i], mode);
-      count_events(results[i], random, events);
+      expect_steps(results[i], options.mode);
+    }
+    return results;
+  };
+  for (const Mode mode : {Mode::kPlain, Mode::kChain, Mode::kTree}) {
+    EngineOptions options = random.engine;
+    options.mode = mode;
+    options.record_steps = mode != Mode::kPlain;
+    for (const Result& result : check_run(options)) {
+      count_events(result, random, events);
     }
   }
+  // Slots that a small tree does not reach need not predict: what is drafted stays the same. A
+  // recorded step shows all slots.
+  const std::int64_t horizon = random.recipe.drafter->draft_horizon();
+  EngineOptions small = random.engine;
+  small.mode = Mode::kTree;
+  small.tree_budget = 1 + static_cast<std::int64_t>(random.recipe.seed) % horizon;
+  const std::vector<Result> not_shown = check_run(small);
+  small.record_steps = true;
+  const std::vector<Result> shown = check_run(small);
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    EXPECT_EQ(not_shown[i].acceptance_lengths, shown[i].acceptance_lengths);
+  }
+  // Shorter blocks.
+  EngineOptions brief = random.engine;
+  brief.mode = random.recipe.seed % 2 == 0 ? Mode::kChain : Mode::kTree;
+  brief.draft_length = 1 + static_cast<std::int64_t>(random.recipe.seed / 2) % horizon;
+  check_run(brief);
 }
 
 TEST(LosslessRandomModels, DraftingNeverChangesTheOutput) {

@@ -24,6 +24,8 @@ ModelConfig one_layer_of(const ModelConfig& config, const LoadOptions& load, int
   ModelConfig layer = config;
   if (load.weights == WeightsChoice::kOriginal) {
     layer.quantization.reset();
+  } else if (load.weights == WeightsChoice::kInt4 && !layer.quantization) {
+    layer.quantization = QuantizationConfig{.group_size = load.int4_group_size};
   }
   layer.num_hidden_layers = 1;
   layer.first_k_dense_replace = 0;
@@ -62,9 +64,7 @@ class ExchangeBench {
     for (int index = 0; grid.attention_dp > 1 && index < grid.attention_dp; ++index) {
       rows_of_groups_.push_back(group_slots(grid, options.batch_size, index).size() * max_nodes_);
     }
-    if (load_.weights != WeightsChoice::kInt4) {
-      load_.weights = WeightsChoice::kAuto;
-    }
+    load_.weights = WeightsChoice::kAuto;
     // As behind a norm: of variance 1.
     std::vector<float> values(static_cast<std::size_t>(rows_ * target_.config.hidden_size));
     std::uint64_t state = 1;
@@ -201,6 +201,11 @@ ExchangeChoice choose_exchange(const ModelSource& source, const EngineOptions& o
   if (group.world_size() == 1 || source.target.config.num_moe_layers() == 0) {
     return choice;
   }
+  // What is wrong with the model is told of its own files, not of the layer that is made up here.
+  run_together(group, [&] {
+    target_bytes(source.target, expert_placement(source.target.config, options, group.world_size()),
+                 rank_load_options(load, group.rank(), group.world_size(), options));
+  });
   ExchangeBench bench(source, options, load, context, group);
   choice.rows = bench.rows();
   for (const ExchangeKind kind : kExchangeKinds) {

@@ -28,7 +28,8 @@ ExchangeKind fastest_exchange(const std::vector<ExchangeTiming>& timings);
 // Times one layer with experts of the target's sizes and placement, with random weights and rows, a
 // full step of the batch, under each exchange. Nothing is left behind: the layer's weights are on
 // the device during the call alone. With one rank or without experts nothing is measured.
-// Collective; equal on every rank. `load` is that of LoadedModel.
+// Collective; equal on every rank. `load` is that of LoadedModel. AgreedError for what is wrong
+// with the target's tensors, but for their data.
 ExchangeChoice choose_exchange(const ModelSource& source, const EngineOptions& options,
                                const LoadOptions& load, const ModelContext& context,
                                ProcessGroup& group);

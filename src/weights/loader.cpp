@@ -109,6 +109,10 @@ class PlanRunner {
   void draw_random(Progress& progress) {
     for (const LoadRegion& region : plan_.regions) {
       if (region.values->random) {
+        check(region.quantize_group == 0 && region.decode != LoadRegion::Decode::kInt4 &&
+                  region.decode != LoadRegion::Decode::kFloat8,
+              "{}: random weights are drawn in the form that they are stored in",
+              region.values->name);
         backend_.fill_random(*region.values->random,
                              {.first_row = region.rows.begin,
                               .first_column = region.columns.begin,

@@ -20,11 +20,16 @@ keep() {
 for ranks in 0 1 2 3 4; do
   world=$((ranks > 0 ? ranks : 1))
   communicator=$([ "$world" -gt 1 ] && echo mpi || echo self)
-  decodes "$ranks" "${all[@]}" --batch-size 3 -- --prompts "$prompts" --goldens "$tiny:original" \
+  decodes "$ranks" "${all[@]}" --batch-size 3 --exchange allreduce -- --prompts "$prompts" --goldens "$tiny:original" \
     --expect stop_reason=length --expect metrics.world_size=$world \
     --expect metrics.communicator="$communicator" --expect metrics.mode=tree \
     --expect metrics.exchange=allreduce --expect metrics.backend=cpu --expect metrics.threads=1
 done
+decodes 2 "${all[@]}" --batch-size 3 --exchange auto -- --goldens "$tiny:original"
+for exchange in allreduce allgather alltoall; do
+  holds "$exchange is measured" grep -q "  $exchange .* us .* of allreduce" "$err"
+done
+holds 'one is chosen' test "$(grep -c '<- chosen' "$err")" -eq 1
 decodes 3 "${all[@]}" --batch-size 2 --exchange alltoall -- --goldens "$tiny:original" \
   --expect metrics.exchange=alltoall
 decodes 1 "${few[@]}" --communicator mpi -- --expect metrics.communicator=mpi

@@ -24,10 +24,14 @@ ExchangeChoice choose_for(const std::string& path, const EngineOptions& options,
 TEST(ExchangeChoices, AreMeasuredForEveryExchangeAndEqualOnAllRanks) {
   const EngineOptions options{
       .mode = Mode::kPlain, .batch_size = 3, .max_context = 64, .max_prompt = 8};
-  for (const WeightsChoice weights :
-       {WeightsChoice::kAuto, WeightsChoice::kOriginal, WeightsChoice::kQuantized}) {
-    const ExchangeChoice choice =
-        choose_for(generated_path("model_int4_tiny.kdtr"), options, weights);
+  // Of weights that are kept as they are, and rounded while they are loaded.
+  const std::string bundle = generated_path("model_int4_tiny.kdtr");
+  const std::string floats = source_path("tests/data/goldens/deepseek_v3_fp8_groups");
+  for (const auto& [path, weights] :
+       {std::pair(bundle, WeightsChoice::kAuto), std::pair(bundle, WeightsChoice::kOriginal),
+        std::pair(bundle, WeightsChoice::kQuantized), std::pair(floats, WeightsChoice::kAuto),
+        std::pair(floats, WeightsChoice::kInt4)}) {
+    const ExchangeChoice choice = choose_for(path, options, weights);
     if (world().size() == 1) {
       EXPECT_TRUE(choice.timings.empty());
       EXPECT_EQ(choice.kind, ExchangeKind::kAllReduce);

@@ -16,6 +16,11 @@
 
 namespace kdtree {
 
+// What a part of a workspace takes, so that the one behind it starts aligned as all memory does.
+constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
 // y[b][r, o] = sum_k w[b][o, k] * x[b][r, k] for b in [0, batch). w and x are both float32 (summed
 // in float32 without shortcuts) or both bf16 (products exact, summed in float32); y is float32 or,
 // for bf16 operands, bf16. Strides in elements; no size may be 0.

@@ -19,10 +19,6 @@ constexpr std::int64_t kFloatBytes = 4;
 // Scratch for widened rows of a matrix; a larger matrix is multiplied in parts.
 constexpr std::int64_t kWidenedBytes = std::int64_t{64} << 20;
 
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 // Rows [first, first + count) of a matrix as float32 at `to`.
 void widen_rows(const WeightView& w, std::int64_t first, std::int64_t count, void* to,
                 cudaStream_t stream) {
@@ -86,8 +82,9 @@ void CudaBackend::linear_float32(const WeightView& w, const Gemm& product) {
   const std::int64_t part =
       widens_w ? std::clamp<std::int64_t>(kWidenedBytes / row_bytes, 1, w.out_features)
                : w.out_features;
-  const std::int64_t x_bytes = widens_x ? aligned(product.rows * row_bytes) : 0;
-  const std::int64_t y_bytes = narrows_y ? aligned(product.rows * w.out_features * kFloatBytes) : 0;
+  const std::int64_t x_bytes = widens_x ? aligned_bytes(product.rows * row_bytes) : 0;
+  const std::int64_t y_bytes =
+      narrows_y ? aligned_bytes(product.rows * w.out_features * kFloatBytes) : 0;
   const std::int64_t w_bytes = widens_w ? part * row_bytes : 0;
   auto* wide_x = static_cast<std::byte*>(scratch(x_bytes + y_bytes + w_bytes));
   std::byte* wide_y = wide_x + x_bytes;

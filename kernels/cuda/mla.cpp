@@ -37,10 +37,6 @@ HeadsView<const void> read_only(const HeadsView<void>& view) {
           .head_stride = view.head_stride};
 }
 
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 }  // namespace
 
 void CudaBackend::head_products(const WeightView& kv_b, std::int64_t first_element, Gemm product) {
@@ -58,9 +54,9 @@ void CudaBackend::head_products(const WeightView& kv_b, std::int64_t first_eleme
   const bool widens_rows = !is_float32();
   const std::int64_t heads = product.batch;
   const std::int64_t w_bytes =
-      widens_w ? aligned(kv_b.out_features * kv_b.in_features * kFloatBytes) : 0;
+      widens_w ? aligned_bytes(kv_b.out_features * kv_b.in_features * kFloatBytes) : 0;
   const std::int64_t x_bytes =
-      widens_rows ? aligned(product.rows * heads * product.in * kFloatBytes) : 0;
+      widens_rows ? aligned_bytes(product.rows * heads * product.in * kFloatBytes) : 0;
   const std::int64_t y_bytes = widens_rows ? product.rows * heads * product.out * kFloatBytes : 0;
   auto* wide_w = static_cast<std::byte*>(scratch(w_bytes + x_bytes + y_bytes));
   std::byte* wide_x = wide_w + w_bytes;

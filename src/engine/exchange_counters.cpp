@@ -46,7 +46,7 @@ std::int64_t elements_of_sum(std::int64_t all, std::int64_t own, std::int64_t pa
 }  // namespace
 
 ExchangeCounters::ExchangeCounters(const ExchangeFacts& facts, const ExpertPlacement& placement,
-                                   std::vector<std::int64_t> layers)
+                                   const std::vector<std::int64_t>& layers)
     : facts_(facts),
       placement_(placement),
       by_group_(facts.kind == ExchangeKind::kAllToAll && facts.grid.attention_dp > 1 &&

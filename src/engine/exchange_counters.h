@@ -67,7 +67,7 @@ class ExchangeCounters {
  public:
   // `layers`: the model's numbers of its layers with experts.
   ExchangeCounters(const ExchangeFacts& facts, const ExpertPlacement& placement,
-                   std::vector<std::int64_t> layers);
+                   const std::vector<std::int64_t>& layers);
 
   // Where experts are from now on: on which expert group of the grid.
   void set_placement(const ExpertPlacement& placement) { placement_ = placement; }

@@ -50,7 +50,7 @@ TEST(WeightsFormats, DequantizesTheInt4Example) {
 }
 
 TEST(WeightsFormats, QuantizesWithinHalfAStep) {
-  std::vector<float> values(3 * 32);
+  std::vector<float> values(96);  // three groups of 32
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = std::sin(static_cast<float>(i) * 1.7F) * (i < 32 ? 1.0F : 20.0F);
   }

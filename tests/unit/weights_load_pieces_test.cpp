@@ -110,7 +110,7 @@ TEST(WeightsLoadPieces, OfFloat8AndOfExpertsRoundedToInt4GiveTheSameWeights) {
 TEST(WeightsLoadPieces, BoundIsSixPiecesAThread) {
   const std::int64_t piece = LoadOptions{}.piece_bytes;
   EXPECT_EQ(piece, 4 << 20);
-  EXPECT_EQ(max_staging_bytes(5, piece), 5 * 6 * piece);
+  EXPECT_EQ(max_staging_bytes(5, piece), 30 * piece);
 }
 
 }  // namespace

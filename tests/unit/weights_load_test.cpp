@@ -186,6 +186,7 @@ void expect_spec(const Loaded& loaded, const TensorSpec& spec, std::vector<float
     return;
   }
   std::vector<Range> parts;
+  parts.reserve(partitions.size());
   for (const Partition& partition : partitions) {
     parts.push_back(range_of(partition, spec.split.part));
   }
@@ -204,7 +205,7 @@ void expect_target(const TargetCheckpoint& checkpoint, int world_size, const Loa
     EXPECT_EQ(loaded.ranks.back().bytes(), target_bytes(checkpoint, placement, options));
     partitions.push_back(target_partition(checkpoint.config, options));
   }
-  for (TensorSpec spec : target_tensor_specs(checkpoint.config)) {
+  for (const TensorSpec& spec : target_tensor_specs(checkpoint.config)) {
     TensorSpec source = spec;
     if (spec.tied) {
       source.name = "model.embed_tokens.weight";

@@ -116,8 +116,9 @@ run_tidy() {
     preset=cpu
   fi
   cmake --preset "$preset" >/dev/null || return 1
-  # A generated source that a batch includes.
   if [ $preset = tidy ]; then
+    # Settings of a folder are looked for beside the file, which is a batch; a source that is generated.
+    cp tests/.clang-tidy build/tidy/tests/ || return 1
     cmake --build build/tidy --target kdtree_build_info >/dev/null || return 1
   fi
   local files

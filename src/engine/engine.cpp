@@ -8,6 +8,7 @@
 
 #include "core/log.h"
 #include "engine/near_tie.h"
+#include "placement/layer_file.h"
 
 namespace kdtree {
 
@@ -39,16 +40,6 @@ constexpr std::int64_t kMaxLayouts = 1 << 16;
 std::int64_t step_key(std::int64_t serial, std::int64_t layout, std::size_t entry) {
   return (serial * kMaxLayouts + layout) * static_cast<std::int64_t>(OutputRing::kEntries) +
          static_cast<std::int64_t>(entry);
-}
-
-std::vector<std::int64_t> moe_layers(const ModelConfig& config) {
-  std::vector<std::int64_t> layers;
-  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    if (config.is_moe_layer(layer)) {
-      layers.push_back(layer);
-    }
-  }
-  return layers;
 }
 
 StepShape step_shape(const EngineOptions& options, const StepSizes& sizes) {

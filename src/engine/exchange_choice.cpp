@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "engine/group_slots.h"
+#include "placement/layer_file.h"
 #include "weights/random_checkpoint.h"
 
 namespace kdtree {
@@ -34,14 +35,6 @@ ModelConfig one_layer_of(const ModelConfig& config, const LoadOptions& load, int
   return layer;
 }
 
-std::int64_t first_moe_layer(const ModelConfig& config) {
-  std::int64_t layer = 0;
-  while (!config.is_moe_layer(layer)) {
-    ++layer;
-  }
-  return layer;
-}
-
 class ExchangeBench {
  public:
   ExchangeBench(const ModelSource& source, const EngineOptions& options, const LoadOptions& load,
@@ -52,7 +45,7 @@ class ExchangeBench {
         load_(load),
         target_(random_target(one_layer_of(source.target.config, load, group.world_size()), 1)),
         placement_(expert_placement(source.target.config, options, group.world_size())
-                       .layer(first_moe_layer(source.target.config))),
+                       .layer(moe_layers(source.target.config).front())),
         max_nodes_(step_sizes(source, options).max_nodes),
         rows_(options.batch_size * max_nodes_),
         x_(context.backend, context.backend.activation_dtype(),
@@ -66,13 +59,11 @@ class ExchangeBench {
     }
     load_.weights = WeightsChoice::kAuto;
     // As behind a norm: of variance 1.
-    std::vector<float> values(static_cast<std::size_t>(rows_ * target_.config.hidden_size));
-    std::uint64_t state = 1;
-    for (float& value : values) {
-      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-      value = (static_cast<float>(state >> 40) / static_cast<float>(1 << 24) - 0.5F) * 3.46F;
-    }
-    upload(values);
+    constexpr float kBound = 1.7320508F;
+    context.backend.fill_random(
+        {.kind = RandomFill::Kind::kBFloat16, .seed = 1, .low = -kBound, .high = kBound},
+        {.first_row = 0, .first_column = 0, .total_columns = target_.config.hidden_size},
+        x_.view());
   }
 
   std::int64_t rows() const { return rows_; }
@@ -143,17 +134,6 @@ class ExchangeBench {
                                                {.what = "rows of all groups"});
       moe.forward(context_, {.x = x_.view(), .y = y_.view()}, routed, exchange);
     }
-  }
-
-  void upload(const std::vector<float>& values) {
-    if (x_.view().dtype() == DType::kFloat32) {
-      x_.upload(context_.backend, std::span<const float>(values));
-    } else {
-      std::vector<BFloat16> narrow(values.size());
-      std::transform(values.begin(), values.end(), narrow.begin(), BFloat16::from_float);
-      x_.upload(context_.backend, std::span<const BFloat16>(narrow));
-    }
-    context_.backend.synchronize();
   }
 
   double slowest_of(double own) {

@@ -18,6 +18,8 @@ void expect_integer(const ConfigReader& file, std::string_view key, std::int64_t
   file.require(value != nullptr && *value == expected, key, std::to_string(expected));
 }
 
+}  // namespace
+
 std::vector<std::int64_t> moe_layers(const ModelConfig& config) {
   std::vector<std::int64_t> layers;
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
@@ -27,8 +29,6 @@ std::vector<std::int64_t> moe_layers(const ModelConfig& config) {
   }
   return layers;
 }
-
-}  // namespace
 
 nlohmann::ordered_json layer_file(std::string_view format, const ModelConfig& config) {
   return {{"format", format},

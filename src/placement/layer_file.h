@@ -5,11 +5,15 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <vector>
 
 #include "config/config_reader.h"
 #include "config/model_config.h"
 
 namespace kdtree {
+
+// The model's numbers of its layers with experts, ascending.
+std::vector<std::int64_t> moe_layers(const ModelConfig& config);
 
 // The header for `format`, with an empty list of layers.
 nlohmann::ordered_json layer_file(std::string_view format, const ModelConfig& config);
